@@ -1,0 +1,214 @@
+"""The event contract: what travels from the API through the outbox and Kafka into the store.
+
+A leaf: imports only the standard library and pydantic, so anybody may import it cheaply. Every event is
+frozen, has a UUIDv7 `event_id` that makes a repeated delivery harmless, and refuses unknown fields.
+`to_record` and `from_record` are the only codec: JSON values, CloudEvents 1.0 binary-mode headers
+(Kafka protocol binding, §3.2), keyed by response id, or by comparison id for a side-by-side vote.
+Evolution is additive: a new field has a default.
+"""
+
+import hashlib
+import json
+import os
+import re
+import time as clock
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+INTERACTIONS_TOPIC = "flywheel.interactions.v1"
+FEEDBACK_TOPIC = "flywheel.feedback.v1"
+SOURCE = "flywheel"
+
+_RESPONSE_ID = re.compile(r"chatcmpl-[0-9a-f]{32}")
+_COMPARISON_ID = re.compile(r"cmp-[0-9a-f]{32}")
+
+
+def uuid7() -> uuid.UUID:
+    """A UUIDv7 (RFC 9562 §5.7): 48 bits of Unix milliseconds, then 74 random bits."""
+    milliseconds = clock.time_ns() // 1_000_000
+    random_bits = int.from_bytes(os.urandom(10), "big")
+    value = (milliseconds & (2**48 - 1)) << 80 | random_bits
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return uuid.UUID(int=value)
+
+
+def new_response_id() -> str:
+    """`chatcmpl-<uuid7 hex>`: the key that feedback, traces and captures share."""
+    return f"chatcmpl-{uuid7().hex}"
+
+
+def new_comparison_id() -> str:
+    """`cmp-<uuid7 hex>`: one prompt answered twice, side by side."""
+    return f"cmp-{uuid7().hex}"
+
+
+def event_id_of(response_id: str) -> str:
+    """The event id of the interaction that `response_id` names: its own UUID, so one per response."""
+    return str(uuid.UUID(hex=response_id.rsplit("-", 1)[1]))
+
+
+def prompt_hash(messages: Sequence[dict[str, Any]]) -> str:
+    """sha256 (hex) of the canonical JSON of the prompt's messages; groups answers to one prompt."""
+    canonical = json.dumps(list(messages), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _check_response_id(value: str) -> str:
+    if not _RESPONSE_ID.fullmatch(value):
+        raise ValueError("must look like chatcmpl-<32 hexadecimal digits>, as in the answer's id")
+    return value
+
+
+def _check_comparison_id(value: str) -> str:
+    if not _COMPARISON_ID.fullmatch(value):
+        raise ValueError("must look like cmp-<32 hexadecimal digits>, as in the comparison's id")
+    return value
+
+
+def _check_uuid(value: str) -> str:
+    return str(uuid.UUID(value))
+
+
+EventId = Annotated[str, AfterValidator(_check_uuid)]
+ResponseId = Annotated[str, AfterValidator(_check_response_id)]
+ComparisonId = Annotated[str, AfterValidator(_check_comparison_id)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Tags = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+Status = Literal["completed", "length", "client_abort", "timeout", "upstream_error"]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Event(BaseModel):
+    """What every event has. time: when it happened, with a time zone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    event_id: EventId = Field(default_factory=lambda: str(uuid7()))
+    time: AwareDatetime = Field(default_factory=_now)
+    api_key_id: str = ""
+
+
+class Interaction(Event):
+    """One answer of the API, whole or aborted. Unknown numbers are null, never 0. Times in seconds.
+
+    `propensity` is the probability with which the assignment gave `checkpoint_id` to this unit; null when
+    the client pinned the checkpoint or no experiment ran. `position` is the place (0 or 1) at which a
+    comparison shows the answer. With `content_kept` false (OpenAI's `store: false`) messages and text are null.
+    """
+
+    response_id: ResponseId
+    endpoint: str
+    checkpoint_id: str
+    alias: str | None = None
+    pinned: bool = False
+    experiment_id: str | None = None
+    unit: str | None = None
+    propensity: float | None = Field(default=None, ge=0, le=1)
+    comparison_id: ComparisonId | None = None
+    position: Literal[0, 1] | None = None
+    user: str | None = None
+    session_id: str | None = None
+    tags: Tags = Field(default_factory=dict)
+    content_kept: bool = True
+    prompt_hash: str
+    messages: list[dict[str, Any]] | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    text: str | None = None
+    finish_reason: str | None = None
+    status: Status
+    error: str | None = None
+    prompt_tokens: int | None = Field(default=None, ge=0)
+    completion_tokens: int | None = Field(default=None, ge=0)
+    time_to_first_token_s: float | None = Field(default=None, ge=0)
+    duration_s: float = Field(ge=0)
+    overhead_s: float | None = Field(default=None, ge=0)
+    traceparent: str | None = None
+
+
+class Vote(Event):
+    """What every kind of feedback has: who judged, and in which role."""
+
+    rater: Name
+    source: Literal["human", "ai", "code"] = "human"
+    tags: Tags = Field(default_factory=dict)
+
+
+class Thumb(Vote):
+    """Up or down on one response."""
+
+    kind: Literal["thumb"]
+    response_id: ResponseId
+    value: Literal["up", "down"]
+
+
+class Preference(Vote):
+    """A choice between the two answers of a comparison. `chosen` names one of its responses."""
+
+    kind: Literal["preference"]
+    comparison_id: ComparisonId
+    verdict: Literal["chosen", "tie", "both_bad"] = "chosen"
+    chosen: ResponseId | None = None
+
+    @model_validator(mode="after")
+    def _chosen_goes_with_the_verdict(self) -> "Preference":
+        if (self.verdict == "chosen") != (self.chosen is not None):
+            raise ValueError("`chosen` names a response exactly when the verdict is `chosen`")
+        return self
+
+
+Feedback = Annotated[Thumb | Preference, Field(discriminator="kind")]
+FEEDBACK: TypeAdapter[Thumb | Preference] = TypeAdapter(Feedback)
+AnyEvent = Interaction | Thumb | Preference
+
+
+def target_of(event: AnyEvent) -> str:
+    """What the event is about: the response id, or the comparison id of a preference. The record's key."""
+    return event.comparison_id if isinstance(event, Preference) else event.response_id
+
+
+def topic_of(event: AnyEvent) -> str:
+    """The topic that carries the event."""
+    return INTERACTIONS_TOPIC if isinstance(event, Interaction) else FEEDBACK_TOPIC
+
+
+def type_of(event: AnyEvent) -> str:
+    """The CloudEvents type, such as `flywheel.feedback.thumb.v1`."""
+    return "flywheel.interaction.v1" if isinstance(event, Interaction) else f"flywheel.feedback.{event.kind}.v1"
+
+
+Record = tuple[str, bytes, bytes, list[tuple[str, bytes]]]
+
+
+def to_record(event: AnyEvent) -> Record:
+    """(topic, key, value, headers) of the event, ready to publish."""
+    headers = {
+        "ce_specversion": "1.0",
+        "ce_id": event.event_id,
+        "ce_source": SOURCE,
+        "ce_type": type_of(event),
+        "ce_time": event.time.isoformat(),
+        "content-type": "application/json",
+    }
+    return (
+        topic_of(event),
+        target_of(event).encode(),
+        event.model_dump_json().encode(),
+        [(name, value.encode()) for name, value in headers.items()],
+    )
+
+
+def from_record(topic: str, value: bytes) -> AnyEvent:
+    """Read a record's value back. Raises pydantic.ValidationError (a ValueError) for anything that does not fit."""
+    if topic == INTERACTIONS_TOPIC:
+        return Interaction.model_validate_json(value)
+    if topic == FEEDBACK_TOPIC:
+        return FEEDBACK.validate_json(value)
+    raise ValueError(f"no event travels on topic {topic!r}")

@@ -1,0 +1,1 @@
+"""Flywheel: the front door: command line, settings tree, supervisor, demo."""

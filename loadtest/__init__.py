@@ -1,0 +1,1 @@
+"""Loadtest: simulated users that speak HTTP only."""

@@ -1,0 +1,1 @@
+"""Reward: reward models: pairs, features, training, evaluation, gate, scoring."""

@@ -1,0 +1,1 @@
+"""Rounds: what turns the wheel: controller, policy update, gates, experiments, promotion."""

@@ -1,0 +1,1 @@
+"""Serving: the REST API and the engines behind it."""

@@ -1,0 +1,1 @@
+"""Storage: a leaf room. PostgreSQL connections, ordered migrations, and artifacts on a file system."""

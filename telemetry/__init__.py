@@ -1,0 +1,1 @@
+"""Telemetry: names and set-up of traces, metrics and logs."""
