@@ -68,7 +68,8 @@ def migrate(dsn: str, migrations: Sequence[Migration]) -> list[str]:
         for migration in fresh:
             connection.execute(cast(LiteralString, migration.sql))
             connection.execute(
-                "insert into schema_migrations (name, sha256) values (%s, %s)", (migration.name, migration.sha256)
+                "insert into schema_migrations (name, sha256) values (%s, %s)",
+                (migration.name, migration.sha256),
             )
     return [migration.name for migration in fresh]
 

@@ -1,0 +1,159 @@
+"""The controller: drives a round from "enough new votes" to promoted or rejected, by itself.
+
+Whoever holds the lease works; the others wait. Guarantees: killed anywhere and started again it goes on
+with the step it was in; a step that fails for a reason outside (database, Ray, engine) is tried again with
+a growing pause, and a step whose work fails by its own fault is tried `maximum_attempts` times, then ends
+the round as rejected with that error as the reason.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from reward.settings import RewardSettings
+from rounds.errors import LeaseLost, RoundsError, WorkFailed, WorkLost
+from rounds.settings import RoundsSettings
+from rounds.steps import STEPS, Outcome, Workbench
+from rounds.store import Round, advance, count_failure, current_round, release_lease, take_lease
+from rounds.work import run_on_ray
+from storage.errors import DatabaseUnreachable
+from storage.postgres import Connection, connect
+
+log = logging.getLogger(__name__)
+
+
+class Stopping(RoundsError):
+    """The controller was told to stop while a step was at work; the step is run again later."""
+
+
+class Controller:
+    """One process's view of the wheel. `run_work` does heavy work; tests may pass one that stays in process."""
+
+    def __init__(
+        self,
+        rounds: RoundsSettings,
+        reward: RewardSettings,
+        *,
+        dsn: str,
+        artifacts: Path,
+        base_model: Path,
+        alias: str,
+        stop: threading.Event,
+        run_work: Callable[..., Any] = run_on_ray,
+    ) -> None:
+        self.rounds, self.reward = rounds, reward
+        self.dsn, self.artifacts, self.base_model, self.alias = dsn, artifacts, base_model, alias
+        self.stop = stop
+        self.run_work = run_work
+        self.holder = f"{socket.gethostname()}:{os.getpid()}"
+        self.failures = 0
+
+    def run(self) -> None:
+        """Turn the wheel until `stop` is set."""
+        while not self.stop.is_set():
+            try:
+                with connect(self.dsn) as connection:
+                    self._work(connection)
+            except (psycopg.OperationalError, DatabaseUnreachable, LeaseLost, WorkLost) as error:
+                self.failures += 1
+                pause = min(self.rounds.controller.poll_interval_s * 2**self.failures, 30.0)
+                log.warning("trying again in %.1f s: %s", pause, error)
+                self.stop.wait(pause)
+            except Stopping:
+                break
+
+    def _work(self, connection: Connection) -> None:
+        """Advance rounds on one connection until it breaks or `stop` is set."""
+        try:
+            while not self.stop.is_set():
+                moved = self.turn_once(connection)
+                if not moved:
+                    self.stop.wait(self.rounds.controller.poll_interval_s)
+        finally:
+            if not connection.broken:
+                connection.rollback()
+                release_lease(connection, self.holder)
+
+    def turn_once(self, connection: Connection) -> bool:
+        """Run the current round's step once; True when the round moved."""
+        if not take_lease(connection, self.holder, self.rounds.controller.lease_s):
+            return False
+        round_ = current_round(connection)
+        try:
+            outcome = self._step(connection, round_)
+            connection.commit()
+        except WorkFailed as error:
+            connection.rollback()
+            outcome = self._after_failure(connection, round_, error)
+        if outcome is None:
+            return False
+        moved = advance(
+            connection,
+            self.holder,
+            round_,
+            outcome.to_state,
+            reason=outcome.reason,
+            report=outcome.report,
+            context=outcome.context,
+        )
+        self.failures = 0
+        log.info("round %d: %s → %s: %s", moved.number, round_.state, moved.state, outcome.reason)
+        return True
+
+    def _after_failure(self, connection: Connection, round_: Round, error: WorkFailed) -> Outcome | None:
+        attempts = count_failure(connection, round_)
+        log.error("round %d: %s, attempt %d: %s", round_.number, round_.state, attempts, error)
+        if attempts < self.rounds.controller.maximum_attempts:
+            return None
+        reason = f"{round_.state} failed {attempts} times; the last error: {error}"
+        return Outcome("rejected", reason, {"attempts": attempts})
+
+    def _step(self, connection: Connection, round_: Round) -> Outcome | None:
+        bench = Workbench(
+            connection=connection,
+            dsn=self.dsn,
+            rounds=self.rounds,
+            reward=self.reward,
+            artifacts=self.artifacts,
+            base_model=self.base_model,
+            alias=self.alias,
+            run=partial(self._run, connection),
+        )
+        return STEPS[round_.state](bench, round_)
+
+    def _run(self, connection: Connection, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        connection.commit()
+        renewed = time.monotonic()
+
+        def keep_alive() -> None:
+            nonlocal renewed
+            if self.stop.is_set():
+                raise Stopping("told to stop")
+            if time.monotonic() - renewed > self.rounds.controller.lease_s / 4:
+                if not take_lease(connection, self.holder, self.rounds.controller.lease_s):
+                    raise LeaseLost("another controller took the lease while work was under way")
+                renewed = time.monotonic()
+
+        return self.run_work(function, arguments, self.rounds.controller, keep_alive)
+
+
+def run(
+    rounds: RoundsSettings,
+    reward: RewardSettings,
+    *,
+    dsn: str,
+    artifacts: Path,
+    base_model: Path,
+    alias: str,
+    stop: threading.Event,
+) -> None:
+    """Run a controller until `stop` is set."""
+    Controller(rounds, reward, dsn=dsn, artifacts=artifacts, base_model=base_model, alias=alias, stop=stop).run()

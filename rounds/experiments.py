@@ -1,0 +1,129 @@
+"""The experiment that decides about a candidate: live side-by-side votes, an anytime-valid test.
+
+`tally` reads the votes, `decide` is a pure function of them, so a report can be recomputed from the rows.
+Guarantees: looking after every vote does not raise the rate of false promotions over `alpha`; one rater
+counts once per prompt, so nobody adds to the evidence by repeating a vote.
+Does not yet: guardrails on latency and errors, shadow traffic, several metrics at once.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rounds.settings import ExperimentSettings
+from rounds.statistics import log_evidence_better, log_evidence_worse, win_share_confidence_sequence
+from storage.postgres import Connection
+
+Outcome = Literal["win", "loss", "tie"]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Votes on the candidate against the control, in the order they were cast."""
+
+    outcomes: tuple[Outcome, ...]
+    both_bad: int = 0
+    repeated: int = 0
+
+    @property
+    def wins(self) -> int:
+        return self.outcomes.count("win")
+
+    @property
+    def losses(self) -> int:
+        return self.outcomes.count("loss")
+
+    @property
+    def ties(self) -> int:
+        return self.outcomes.count("tie")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the votes allow: keep `running`, or end as `promoted` or `rejected`. `numbers` are JSON-ready."""
+
+    state: Literal["running", "promoted", "rejected"]
+    reason: str
+    numbers: dict[str, Any]
+
+
+def tally(connection: Connection, experiment_id: str, candidate_id: str) -> Tally:
+    """Read the experiment's current human votes: the first of each (rater, prompt) counts.
+
+    "Both bad" counts as a tie (no evidence) and is reported by itself.
+    """
+    rows = connection.execute(
+        """
+        select distinct on (rater, prompt_hash) rater, verdict, chosen_checkpoint_id, voted_at, vote_id
+        from comparison_votes
+        where experiment_id = %s and source = 'human' and checkpoint_a <> checkpoint_b
+        order by rater, prompt_hash, voted_at, vote_id
+        """,
+        (experiment_id,),
+    ).fetchall()
+    total = connection.execute(
+        "select count(*) as n from comparison_votes where experiment_id = %s and source = 'human'",
+        (experiment_id,),
+    ).fetchone()
+    rows.sort(key=lambda row: (row["voted_at"], row["vote_id"]))
+    return Tally(
+        outcomes=tuple(_outcome(row, candidate_id) for row in rows),
+        both_bad=sum(row["verdict"] == "both_bad" for row in rows),
+        repeated=(total["n"] if total else 0) - len(rows),
+    )
+
+
+def _outcome(row: dict[str, Any], candidate_id: str) -> Outcome:
+    if row["chosen_checkpoint_id"] is None:
+        return "tie"
+    return "win" if row["chosen_checkpoint_id"] == candidate_id else "loss"
+
+
+def decide(votes: Tally, settings: ExperimentSettings) -> Decision:
+    """Promote on evidence that the candidate is better, reject on evidence that it is worse or on running out.
+
+    Both tests are e-processes at `alpha`; `minimum_votes` guards against a handful of early voters,
+    `maximum_votes` bounds the cost of a candidate that is neither.
+    """
+    wins, losses = votes.wins, votes.losses
+    decided = wins + losses
+    better, worse = log_evidence_better(wins, losses), log_evidence_worse(wins, losses)
+    low, high = win_share_confidence_sequence(wins, losses, settings.alpha)
+    threshold = math.log(1 / settings.alpha)
+    numbers: dict[str, Any] = {
+        "votes": len(votes.outcomes),
+        "wins": wins,
+        "losses": losses,
+        "ties": votes.ties,
+        "both_bad": votes.both_bad,
+        "repeated_votes_not_counted": votes.repeated,
+        "win_share": wins / decided if decided else None,
+        "win_share_low": low,
+        "win_share_high": high,
+        "log_evidence_better": better if math.isfinite(better) else None,
+        "log_evidence_worse": worse if math.isfinite(worse) else None,
+        "log_evidence_needed": threshold,
+        "settings": settings.model_dump(mode="json"),
+    }
+    share = f"{wins} of {decided} decided votes chose the candidate (always-valid interval {low:.2f} to {high:.2f})"
+    if decided >= settings.minimum_votes and better >= threshold:
+        return Decision("promoted", f"{share}: better than the control at alpha {settings.alpha}", numbers)
+    if decided >= settings.minimum_votes and worse >= threshold:
+        return Decision("rejected", f"{share}: worse than the control at alpha {settings.alpha}", numbers)
+    if len(votes.outcomes) >= settings.maximum_votes:
+        return Decision("rejected", f"{share}: not proven better within {settings.maximum_votes} votes", numbers)
+    return Decision("running", f"{share}: not decided yet", numbers)
+
+
+def evidence_path(outcomes: Sequence[Outcome], alpha: float) -> list[dict[str, float | int]]:
+    """The confidence sequence after each vote, for a plot: vote number, share, low, high."""
+    wins = losses = 0
+    path: list[dict[str, float | int]] = []
+    for number, outcome in enumerate(outcomes, start=1):
+        wins += outcome == "win"
+        losses += outcome == "loss"
+        low, high = win_share_confidence_sequence(wins, losses, alpha)
+        share = wins / (wins + losses) if wins + losses else 0.5
+        path.append({"vote": number, "share": share, "low": low, "high": high})
+    return path

@@ -1,0 +1,264 @@
+"""What each state of a round does before it moves on. One function a state, in the order of a turn.
+
+Each step is idempotent: ids and folders derive from the round and from what went in, artifacts are written
+whole or not at all, and rows are inserted once. So a step that was killed half-way is simply run again.
+A step returns an Outcome, or None when it has to wait.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from feedback.preferences import count_decided
+from feedback.snapshots import create_snapshot
+from reward.settings import RewardSettings
+from rounds import tasks
+from rounds.experiments import decide, tally
+from rounds.settings import RoundsSettings
+from rounds.store import Round
+from serving import registry
+from storage.artifacts import digest, read_manifest
+from storage.postgres import Connection
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where the round goes, why (in words), the numbers behind it, and what later steps need."""
+
+    to_state: str
+    reason: str
+    report: dict[str, Any] = field(default_factory=dict)
+    context: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What a step works with. `run` does heavy work elsewhere and returns its result."""
+
+    connection: Connection
+    dsn: str
+    rounds: RoundsSettings
+    reward: RewardSettings
+    artifacts: Path
+    base_model: Path
+    alias: str
+    run: Callable[[Callable[..., Any], dict[str, Any]], Any]
+
+
+def collecting(bench: Workbench, round_: Round) -> Outcome | None:
+    """Wait for enough new decided preferences."""
+    decided = count_decided(bench.connection)
+    row = bench.connection.execute("select coalesce(max((context->>'decided')::int), 0) as seen from rounds").fetchone()
+    fresh = decided - (row["seen"] if row else 0)
+    needed = bench.rounds.controller.new_preferences
+    if fresh < needed:
+        return None
+    return Outcome("snapshot", f"{fresh} new decided preferences, {needed} needed", {"decided": decided, "new": fresh})
+
+
+def snapshot(bench: Workbench, round_: Round) -> Outcome:
+    """Freeze the preferences, split by prompt."""
+    frozen = create_snapshot(bench.dsn, bench.artifacts, heldout_share=bench.rounds.controller.heldout_share)
+    return Outcome(
+        "reward_training",
+        f"snapshot {frozen.snapshot_id}: {len(frozen.train)} pairs to learn from, {len(frozen.heldout)} held out",
+        frozen.manifest,
+        {
+            "snapshot_id": frozen.snapshot_id,
+            "snapshot_path": str(frozen.path),
+            "decided": count_decided(bench.connection),
+        },
+    )
+
+
+def reward_training(bench: Workbench, round_: Round) -> Outcome:
+    """Train a reward model on the snapshot."""
+    reward_model_id = f"rm-r{round_.number:04d}-{_short(round_.context['snapshot_id'])}"
+    out = bench.artifacts / "reward" / reward_model_id
+    previous = _released_reward_model(bench.connection)
+    report = bench.run(
+        tasks.train_reward,
+        {
+            "snapshot_path": round_.context["snapshot_path"],
+            "base_model": str(bench.base_model),
+            "out": str(out),
+            "settings": bench.reward.model_dump(mode="json"),
+            "previous": previous and previous["path"],
+            "progress_file": str(_progress_file(bench, round_)),
+        },
+    )
+    return Outcome(
+        "reward_gate",
+        f"reward model {reward_model_id}: held-out accuracy {report['held_out_accuracy']:.3f}",
+        report,
+        {"reward_model_id": reward_model_id, "reward_model_path": str(out)},
+    )
+
+
+def reward_gate(bench: Workbench, round_: Round) -> Outcome:
+    """Release the reward model only if it beats chance and does not fall below the previous one."""
+    path = Path(round_.context["reward_model_path"])
+    verdict = tasks.judge_reward_artifact(path)
+    manifest = read_manifest(path)
+    bench.connection.execute(
+        """
+        insert into reward_models (reward_model_id, snapshot_id, path, digest, manifest, report, released)
+        values (%s, %s, %s, %s, %s, %s, %s) on conflict (reward_model_id) do nothing
+        """,
+        (
+            round_.context["reward_model_id"],
+            round_.context["snapshot_id"],
+            str(path),
+            digest(path.glob("*.safetensors")),
+            json.dumps(manifest),
+            json.dumps(verdict),
+            verdict["passed"],
+        ),
+    )
+    return Outcome("policy_update" if verdict["passed"] else "rejected", verdict["reason"], verdict)
+
+
+def policy_update(bench: Workbench, round_: Round) -> Outcome:
+    """Improve the policy against the reward model; the result is an adapter on the base."""
+    parent = _parent(bench)
+    seed = bench.rounds.controller.seed + round_.number
+    reward_model_id = round_.context["reward_model_id"]
+    checkpoint_id = f"flash-r{round_.number:04d}-{_short(reward_model_id, parent.checkpoint_id, seed)}"
+    out = bench.artifacts / "checkpoints" / checkpoint_id
+    report = bench.run(
+        tasks.update_policy,
+        {
+            "snapshot_path": round_.context["snapshot_path"],
+            "base_model": str(bench.base_model),
+            "parent_adapter": _adapter_path(parent),
+            "reward_model": round_.context["reward_model_path"],
+            "out": str(out),
+            "settings": bench.rounds.policy.model_dump(mode="json"),
+            "seed": seed,
+            "lineage": {
+                "checkpoint_id": checkpoint_id,
+                "parent_id": parent.checkpoint_id,
+                "round_id": round_.round_id,
+                "round": round_.number,
+                "snapshot_id": round_.context["snapshot_id"],
+                "reward_model_id": reward_model_id,
+            },
+            "progress_file": str(_progress_file(bench, round_)),
+        },
+    )
+    return Outcome(
+        "checkpoint_gate",
+        f"checkpoint {checkpoint_id} trained",
+        report,
+        {"checkpoint_id": checkpoint_id, "checkpoint_path": str(out), "parent_id": parent.checkpoint_id},
+    )
+
+
+def checkpoint_gate(bench: Workbench, round_: Round) -> Outcome:
+    """Let the checkpoint go on only if its answers on held-out prompts stay readable and earn more reward."""
+    parent = registry.get_checkpoint(bench.connection, round_.context["parent_id"])
+    report = bench.run(
+        tasks.judge_checkpoint,
+        {
+            "snapshot_path": round_.context["snapshot_path"],
+            "base_model": str(bench.base_model),
+            "parent_adapter": _adapter_path(parent),
+            "adapter": round_.context["checkpoint_path"],
+            "reward_model": round_.context["reward_model_path"],
+            "settings": bench.rounds.checkpoint_gate.model_dump(mode="json"),
+            "seed": bench.rounds.controller.seed + round_.number,
+            "progress_file": str(_progress_file(bench, round_)),
+        },
+    )
+    return Outcome("registration" if report["passed"] else "rejected", report["reason"], report)
+
+
+def registration(bench: Workbench, round_: Round) -> Outcome | None:
+    """Register the checkpoint and wait until every live engine replica has loaded and proven it."""
+    checkpoint_id, path = round_.context["checkpoint_id"], Path(round_.context["checkpoint_path"])
+    registry.register_checkpoint(
+        bench.connection,
+        registry.Checkpoint(
+            checkpoint_id=checkpoint_id,
+            kind="adapter",
+            parent_id=round_.context["parent_id"],
+            digest=digest(path.glob("*.safetensors")),
+            path=str(path),
+            manifest=read_manifest(path),
+        ),
+    )
+    bench.connection.commit()
+    proofs = registry.proofs(bench.connection, checkpoint_id)
+    report = {"proofs": [{"replica_id": proof.replica_id, "status": proof.status, **proof.proof} for proof in proofs]}
+    refused = [proof for proof in proofs if proof.status == "refused"]
+    if refused:
+        registry.retire_checkpoint(bench.connection, checkpoint_id)
+        return Outcome("rejected", f"replica {refused[0].replica_id} refused {checkpoint_id}: canaries differ", report)
+    live = set(registry.live_replicas(bench.connection))
+    if not live or live - {proof.replica_id for proof in proofs}:
+        return None
+    experiment = registry.running_experiment(bench.connection, bench.alias)
+    if experiment is None or experiment.candidate_id != checkpoint_id:
+        experiment = registry.start_experiment(
+            bench.connection,
+            alias=bench.alias,
+            control_id=round_.context["parent_id"],
+            candidate_id=checkpoint_id,
+            candidate_weight=bench.rounds.experiment.candidate_weight,
+        )
+    return Outcome(
+        "experiment",
+        f"{checkpoint_id} is proven on {len(live)} replica(s) and gets "
+        f"{bench.rounds.experiment.candidate_weight:.0%} of the traffic",
+        report,
+        {"experiment_id": experiment.experiment_id},
+    )
+
+
+def experiment(bench: Workbench, round_: Round) -> Outcome | None:
+    """Let the votes decide; promotion moves the alias while requests run."""
+    experiment_id, checkpoint_id = round_.context["experiment_id"], round_.context["checkpoint_id"]
+    decision = decide(tally(bench.connection, experiment_id, checkpoint_id), bench.rounds.experiment)
+    if decision.state == "running":
+        return None
+    if decision.state == "promoted":
+        registry.move_alias(bench.connection, bench.alias, checkpoint_id, decision.reason)
+    registry.stop_experiment(bench.connection, experiment_id, decision.state, decision.numbers)
+    if decision.state == "rejected":
+        registry.retire_checkpoint(bench.connection, checkpoint_id)
+    return Outcome(decision.state, decision.reason, decision.numbers)
+
+
+STEPS: dict[str, Callable[[Workbench, Round], Outcome | None]] = {
+    "collecting": collecting,
+    "snapshot": snapshot,
+    "reward_training": reward_training,
+    "reward_gate": reward_gate,
+    "policy_update": policy_update,
+    "checkpoint_gate": checkpoint_gate,
+    "registration": registration,
+    "experiment": experiment,
+}
+
+
+def _parent(bench: Workbench) -> registry.Checkpoint:
+    return registry.get_checkpoint(bench.connection, registry.resolve_alias(bench.connection, bench.alias))
+
+
+def _adapter_path(checkpoint: registry.Checkpoint) -> str | None:
+    return checkpoint.path if checkpoint.kind == "adapter" else None
+
+
+def _released_reward_model(connection: Connection) -> dict[str, Any] | None:
+    return connection.execute("select * from reward_models where released order by created_at desc limit 1").fetchone()
+
+
+def _progress_file(bench: Workbench, round_: Round) -> Path:
+    return bench.artifacts / "rounds" / f"{round_.number:04d}" / "progress.json"
+
+
+def _short(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:6]

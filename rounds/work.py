@@ -1,0 +1,62 @@
+"""Heavy work in a process of its own, started through Ray.
+
+`run_on_ray` submits a function with the resources that settings name and waits, calling `keep_alive`
+about once a second, so that the caller can renew its lease and leave when it is told to stop.
+Guarantees: the worker ends with its task or with this process, whichever is first; a task that died with
+its worker or its node raises WorkLost, which a retry can cure; an error that the function itself raised
+comes back as WorkFailed with that error's text.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rounds.errors import WorkFailed, WorkLost
+from rounds.settings import ControllerSettings
+
+
+def run_on_ray(
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    settings: ControllerSettings,
+    keep_alive: Callable[[], None],
+) -> Any:
+    """Call `function(**arguments)` in a fresh Ray worker and return its result."""
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        _connect(settings.ray_address_file)
+        # One call a worker: torch's memory is given back, and no state leaks from one round to the next.
+        task = ray.remote(max_calls=1, max_retries=0, num_cpus=settings.work_cpus, num_gpus=settings.work_gpus)(
+            function
+        )
+        threads = str(settings.work_threads or os.cpu_count() or 1)
+        reference = task.options(runtime_env={"env_vars": {"OMP_NUM_THREADS": threads}}).remote(**arguments)
+        try:
+            while True:
+                done, _ = ray.wait([reference], timeout=1.0)
+                if done:
+                    return ray.get(reference)
+                keep_alive()
+        finally:
+            ray.cancel(reference, force=True)
+    except RayTaskError as error:
+        raise WorkFailed(f"{function.__name__} failed: {type(error.cause).__name__}: {error.cause}") from error
+    except (RayError, ConnectionError) as error:
+        raise WorkLost(f"{function.__name__} was lost with its worker: {error}") from error
+
+
+def _connect(address_file: Path) -> None:
+    """Join the platform's Ray; again when it was restarted under another address."""
+    import ray
+
+    if not address_file.exists():
+        raise WorkLost(f"Ray is not up yet: {address_file} is missing")
+    address = address_file.read_text(encoding="utf-8").strip()
+    if ray.is_initialized():
+        if ray.get_runtime_context().gcs_address == address:
+            return
+        ray.shutdown()
+    ray.init(address=address, log_to_driver=False, configure_logging=False)

@@ -1,0 +1,76 @@
+"""Laws of the anytime-valid statistics."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate
+
+from rounds.statistics import (
+    clustered_mean_interval,
+    log_evidence_better,
+    log_evidence_worse,
+    win_share_confidence_sequence,
+)
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(0, 0), (3, 1), (12, 20), (60, 30)])
+def the_evidence_equals_its_integral(wins: int, losses: int) -> None:
+    integral, _ = integrate.quad(lambda p: 2 * p**wins * (1 - p) ** losses * 2 ** (wins + losses), 0.5, 1)
+    assert log_evidence_better(wins, losses) == pytest.approx(math.log(integral), abs=1e-6)
+
+
+def the_evidence_is_a_martingale_at_one_half() -> None:
+    for wins, losses in [(0, 0), (5, 2), (10, 14)]:
+        after = 0.5 * math.exp(log_evidence_better(wins + 1, losses)) + 0.5 * math.exp(
+            log_evidence_better(wins, losses + 1)
+        )
+        assert after == pytest.approx(math.exp(log_evidence_better(wins, losses)), rel=1e-9)
+
+
+def peeking_after_every_vote_keeps_the_false_promotion_rate_under_alpha() -> None:
+    generator = np.random.default_rng(7)
+    table = {
+        (wins, n - wins): log_evidence_better(wins, n - wins) for n in range(1, 301) for wins in range(n // 2, n + 1)
+    }
+    promoted = 0
+    for _ in range(2000):
+        wins = np.cumsum(generator.integers(0, 2, size=300))
+        promoted += any(table.get((int(w), n - int(w)), 0.0) >= math.log(20) for n, w in enumerate(wins, start=1))
+    assert promoted / 2000 <= 0.05
+
+
+def the_confidence_sequence_covers_the_share_at_all_times() -> None:
+    generator = np.random.default_rng(3)
+    missed = 0
+    for _ in range(300):
+        votes = np.cumsum(generator.random(150) < 0.6)
+        bounds = [win_share_confidence_sequence(int(w), n - int(w)) for n, w in enumerate(votes, start=1) if n % 5 == 0]
+        missed += any(not low <= 0.6 <= high for low, high in bounds)
+    assert missed / 300 <= 0.05
+
+
+def the_two_sides_mirror_each_other() -> None:
+    assert log_evidence_worse(4, 9) == log_evidence_better(9, 4)
+    low, high = win_share_confidence_sequence(12, 30)
+    mirrored = win_share_confidence_sequence(30, 12)
+    assert (1 - high, 1 - low) == pytest.approx(mirrored, abs=1e-9)
+
+
+def an_extreme_record_neither_overflows_nor_turns_into_nan() -> None:
+    assert log_evidence_better(5000, 0) > 1000
+    assert log_evidence_better(0, 5000) < 0
+    assert win_share_confidence_sequence(0, 0) == (0.0, 1.0)
+    assert win_share_confidence_sequence(400, 0)[1] == 1.0
+
+
+def negative_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        log_evidence_better(-1, 3)
+
+
+def repeated_answers_to_one_prompt_widen_the_interval() -> None:
+    values = np.repeat([1.0, 0.0, 1.0, 1.0, 0.0, 1.0], 10)
+    _, low, _ = clustered_mean_interval(values, np.arange(60))
+    _, clustered_low, _ = clustered_mean_interval(values, np.repeat(np.arange(6), 10))
+    assert clustered_low < low
