@@ -14,6 +14,8 @@ from typing import Any
 
 from feedback.preferences import count_decided
 from feedback.snapshots import create_snapshot
+from reward.gate import judge_reward
+from reward.report import RewardReport
 from reward.settings import RewardSettings
 from rounds import tasks
 from rounds.experiments import decide, tally
@@ -94,15 +96,15 @@ def reward_training(bench: Workbench, round_: Round) -> Outcome:
         "reward_gate",
         f"reward model {reward_model_id}: held-out accuracy {report['held_out_accuracy']:.3f}",
         report,
-        {"reward_model_id": reward_model_id, "reward_model_path": str(out)},
+        {"reward_model_id": reward_model_id, "reward_model_path": str(out), "reward_report": report},
     )
 
 
 def reward_gate(bench: Workbench, round_: Round) -> Outcome:
     """Release the reward model only if it beats chance and does not fall below the previous one."""
     path = Path(round_.context["reward_model_path"])
-    verdict = tasks.judge_reward_artifact(path)
-    manifest = read_manifest(path)
+    report = round_.context["reward_report"]
+    verdict = judge_reward(RewardReport.model_validate(report), bench.reward).model_dump(mode="json")
     bench.connection.execute(
         """
         insert into reward_models (reward_model_id, snapshot_id, path, digest, manifest, report, released)
@@ -113,8 +115,8 @@ def reward_gate(bench: Workbench, round_: Round) -> Outcome:
             round_.context["snapshot_id"],
             str(path),
             digest(path.glob("*.safetensors")),
-            json.dumps(manifest),
-            json.dumps(verdict),
+            json.dumps(read_manifest(path)),
+            json.dumps(report | {"gate": verdict}),
             verdict["passed"],
         ),
     )
