@@ -8,7 +8,7 @@ down at the end and the report says how far the turn went.
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +109,7 @@ async def _turn(platform: Platform, wheel: Wheel, phases: Phases, *, raters: Tas
         ):
             if wheel.round().state in states:
                 with phases.phase(name, text) as say:
-                    await _until(lambda: wheel.round().state not in states, lambda: say(wheel.progress()))
+                    await _follow(wheel, states, say)
         if wheel.round().state == "experiment":
             with phases.phase("experiment", "People decide: old against new, side by side") as say:
                 async with wheel.watching() as watch:
@@ -125,6 +125,11 @@ async def _turn(platform: Platform, wheel: Wheel, phases: Phases, *, raters: Tas
             with phases.phase("evaluation", "True win rate on prompts never used") as say:
                 evaluation = await _evaluate(users, wheel, raters, say)
         return Outcome(users.acknowledged, evaluation)
+
+
+async def _follow(wheel: Wheel, states: Sequence[str], say: Callable[[str], None]) -> None:
+    """Wait while the round is in one of `states`, telling how far its step is."""
+    await _until(lambda: wheel.round().state not in states, lambda: say(wheel.progress()))
 
 
 async def _until(ended: Callable[[], bool], tell: Callable[[], None]) -> None:
