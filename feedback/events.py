@@ -78,7 +78,9 @@ EventId = Annotated[str, AfterValidator(_check_uuid)]
 ResponseId = Annotated[str, AfterValidator(_check_response_id)]
 ComparisonId = Annotated[str, AfterValidator(_check_comparison_id)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-Tags = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+Tags = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 Status = Literal["completed", "length", "client_abort", "timeout", "upstream_error"]
 
 

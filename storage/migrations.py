@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import LiteralString, cast
 
 from storage.errors import DatabaseNewer, MigrationChanged
 from storage.postgres import Connection, connect
@@ -66,7 +65,7 @@ def migrate(dsn: str, migrations: Sequence[Migration]) -> list[str]:
                 raise MigrationChanged(f"migration {name} was edited after it was applied; add a new file instead")
         fresh = [migration for migration in migrations if migration.name not in applied]
         for migration in fresh:
-            connection.execute(cast(LiteralString, migration.sql))
+            connection.execute(migration.sql)
             connection.execute(
                 "insert into schema_migrations (name, sha256) values (%s, %s)",
                 (migration.name, migration.sha256),

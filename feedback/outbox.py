@@ -1,0 +1,204 @@
+"""The outbox: where an event is accepted, before anything else happens to it.
+
+Guarantees
+- When the future of `append` resolves, the events are on the disk (SQLite WAL, synchronous=FULL) and will
+  reach the log and the store, whatever process is killed afterwards.
+- One process owns a file, under a lock that the kernel drops when the process dies; `open` adopts a file
+  whose owner is gone before it makes a new one, so nothing is stranded and files do not pile up.
+- The same event again is `duplicate`; the same id with other content is refused. What an event says is
+  compared, not when: `time` is no part of the content, for a retry is stamped anew.
+- Bounded: in events that wait for the disk, and in events that wait for the log.
+Non-guarantees: a retry that reaches another process, or comes after the retention window, is accepted here
+again; the store keeps one of the two all the same. A failed append (not a conflict) has an unknown outcome.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import queue
+import sqlite3
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Literal
+
+from feedback.errors import EventNotEncodable, OutboxConflict, OutboxFull, OutboxUnavailable
+from feedback.events import AnyEvent, to_record
+from feedback.outbox_file import LOCK_SUFFIX, SUFFIX, Accepted, OutboxFile, create_file, list_files
+
+Answer = Literal["accepted", "duplicate"]
+_Request = tuple[list[Accepted], "Future[list[Answer]]"]
+
+_MAX_EVENTS_PER_COMMIT = 500
+_RECOUNT_S = 1.0
+
+
+class Outbox:
+    """The outbox of one process. Thread-safe. Make it with `Outbox.open`."""
+
+    def __init__(self, path: Path, lock: int, max_pending: int, max_queued: int) -> None:
+        self.path = path
+        self.counters: Counter[str] = Counter(accepted=0, duplicate=0, conflict=0, refused_full=0, failed=0)
+        self._lock = lock
+        self._file = OutboxFile(path, durable=True)
+        self._max_pending = max_pending
+        self._max_queued = max_queued
+        self._pending = self._file.pending_count()
+        self._queued = 0
+        self._closed = False
+        self._guard = threading.Lock()
+        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="outbox-writer", daemon=True)
+        self._writer.start()
+
+    @classmethod
+    def open(cls, directory: Path, *, max_pending: int = 1_000_000, max_queued: int = 10_000) -> "Outbox":
+        """Own a file in `directory`: one whose owner is gone, else a new one.
+
+        max_pending: events that may wait for the log; max_queued: events that may wait for the disk.
+        Raises OutboxUnavailable when the folder or the file can't be written.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            path, lock = _adopt(directory) or _create(directory)
+            return cls(path, lock, max_pending, max_queued)
+        except (OSError, sqlite3.Error) as error:
+            raise OutboxUnavailable(f"no outbox file can be opened in {directory}: {error}") from error
+
+    def append(self, events: Sequence[AnyEvent]) -> "Future[list[Answer]]":
+        """Accept `events`, all or none; the future resolves, in their order, once they are on the disk.
+
+        Raises EventNotEncodable, OutboxFull or OutboxUnavailable at once. The future fails with
+        OutboxConflict (nothing of this call was written) or OutboxUnavailable (unknown outcome: try again).
+        """
+        accepted = [_encode(event) for event in events]
+        answer: Future[list[Answer]] = Future()
+        with self._guard:
+            if self._closed:
+                raise OutboxUnavailable("the outbox is closed")
+            full = self._queued + len(accepted) > self._max_queued
+            if full or self._pending + self._queued + len(accepted) > self._max_pending:
+                self.counters["refused_full"] += len(accepted)
+                waits = f"{self._queued} events wait for the disk" if full else f"{self._pending} wait for the log"
+                raise OutboxFull(f"the outbox is full: {waits}; try again later")
+            self._queued += len(accepted)
+            self._queue.put((accepted, answer))
+        return answer
+
+    def close(self) -> None:
+        """Write what is queued, then give the file back; whoever comes next adopts it. Idempotent."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        self._writer.join()
+        self._file.close()
+        os.close(self._lock)
+
+    def _write(self) -> None:
+        """The writer thread: everything that queued up during one fsync shares the next."""
+        counted_at = time.monotonic()
+        open_ = True
+        while open_:
+            requests, open_ = self._take()
+            if requests:
+                self._commit(requests)
+            if time.monotonic() - counted_at > _RECOUNT_S:
+                counted_at = time.monotonic()
+                self._recount()
+
+    def _take(self) -> tuple[list[_Request], bool]:
+        """Wait for a request, then take those behind it; false when the outbox is closing."""
+        requests: list[_Request] = []
+        size = 0
+        request = self._queue.get()
+        while request is not None:
+            requests.append(request)
+            size += len(request[0])
+            if size >= _MAX_EVENTS_PER_COMMIT or self._queue.empty():
+                return requests, True
+            request = self._queue.get()
+        return requests, False
+
+    def _commit(self, requests: list[_Request]) -> None:
+        try:
+            results = self._file.insert([events for events, _ in requests])
+        except sqlite3.Error as error:
+            self._settle(requests, error)
+        else:
+            self._settle(requests, results)
+
+    def _settle(self, requests: list[_Request], results: list[list[bool] | str] | sqlite3.Error) -> None:
+        """Count first, then answer: who has the answer may look at the counters."""
+        outcomes = [results] * len(requests) if isinstance(results, sqlite3.Error) else results
+        with self._guard:
+            for (events, _), outcome in zip(requests, outcomes, strict=True):
+                self._queued -= len(events)
+                if isinstance(outcome, list):
+                    self._pending += sum(outcome)
+                    self.counters["accepted"] += sum(outcome)
+                    self.counters["duplicate"] += len(outcome) - sum(outcome)
+                else:
+                    self.counters["conflict" if isinstance(outcome, str) else "failed"] += len(events)
+        for (_, answer), outcome in zip(requests, outcomes, strict=True):
+            if not answer.set_running_or_notify_cancel():
+                continue
+            if isinstance(outcome, list):
+                answer.set_result(["accepted" if new else "duplicate" for new in outcome])
+            elif isinstance(outcome, str):
+                answer.set_exception(OutboxConflict(outcome))
+            else:
+                answer.set_exception(OutboxUnavailable(f"the outbox file could not be written: {outcome}"))
+
+    def _recount(self) -> None:
+        """The relay, another process, lowers the number of pending rows; see how many are left."""
+        try:
+            pending = self._file.pending_count()
+        except sqlite3.Error:
+            return  # the estimate stays, on the safe side; writing will tell if the file is broken
+        with self._guard:
+            self._pending = pending
+
+
+def _adopt(directory: Path) -> tuple[Path, int] | None:
+    for path in list_files(directory):
+        lock = _try_lock(path.with_suffix(LOCK_SUFFIX))
+        if lock is not None:
+            return path, lock
+    return None
+
+
+def _create(directory: Path) -> tuple[Path, int]:
+    path = directory / f"{uuid.uuid4().hex}{SUFFIX}"
+    lock = _try_lock(path.with_suffix(LOCK_SUFFIX))
+    if lock is None:
+        raise OSError(f"the lock of the new file {path} is taken")
+    create_file(path)
+    return path, lock
+
+
+def _try_lock(path: Path) -> int | None:
+    """Lock a file next to the database (SQLite's own locks live on the database itself); null when taken."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _encode(event: AnyEvent) -> Accepted:
+    try:
+        topic, key, value, headers = to_record(event)
+        content = json.dumps(event.model_dump(mode="json", exclude={"time"}), sort_keys=True)
+    except ValueError as error:  # pydantic's serialisation error and UnicodeEncodeError are both ValueErrors
+        raise EventNotEncodable(f"event {event.event_id} can't be written as JSON: {error}") from error
+    fingerprint = hashlib.sha256(f"{topic}\0{content}".encode()).digest()
+    return Accepted(event.event_id, fingerprint, topic, key, value, headers)

@@ -1,0 +1,249 @@
+"""One outbox file: its columns, and every statement that runs on it.
+
+A file is SQLite in WAL mode. Two processes work on it at once: its owner, which inserts, and the node's
+relay, which marks rows as sent. A file appears under its name only once it is complete.
+Guarantee: with `synchronous=FULL` (the owner) a commit has reached the disk when it returns.
+Non-guarantee: the relay's marks may be lost with the power; then those events are sent again.
+
+A row is pending until it is sent (`sent_at`, with the log's identity and the place it took there) or dead
+(`dead_at`, with the reason: the log can't take it; the row is then kept for ever).
+"""
+
+import json
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SUFFIX = ".outbox"
+LOCK_SUFFIX = ".lock"
+BUSY_TIMEOUT_S = 10.0
+
+_SCHEMA = """
+create table events (
+    seq integer primary key autoincrement,
+    event_id text not null unique,
+    fingerprint blob not null,
+    topic text not null,
+    key blob not null,
+    value blob not null,
+    headers text not null,
+    accepted_at real not null,
+    sent_at real,
+    sent_log_id text,
+    sent_partition integer,
+    sent_offset integer,
+    dead_at real,
+    dead_reason text
+);
+create index pending on events (seq) where sent_at is null and dead_at is null;
+create index sent on events (sent_at) where sent_at is not null;
+"""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An event on its way to the file; `fingerprint` identifies its content."""
+
+    event_id: str
+    fingerprint: bytes
+    topic: str
+    key: bytes
+    value: bytes
+    headers: list[tuple[str, bytes]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """An event as the relay reads it back; `accepted_at` in seconds since the epoch."""
+
+    seq: int
+    event_id: str
+    topic: str
+    key: bytes
+    value: bytes
+    headers: list[tuple[str, bytes]]
+    accepted_at: float
+
+    @property
+    def size(self) -> int:
+        """Bytes of key, value and headers."""
+        return len(self.key) + len(self.value) + sum(len(name.encode()) + len(value) for name, value in self.headers)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Where the log put row `seq`."""
+
+    seq: int
+    log_id: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What became of an accepted event, for the audit. Null where it was not sent."""
+
+    event_id: str
+    topic: str
+    accepted_at: float
+    dead: bool
+    sent_log_id: str | None
+    sent_partition: int | None
+    sent_offset: int | None
+
+
+def create_file(path: Path) -> None:
+    """Make a new, empty file at `path`; it appears there only once it is complete."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    connection = sqlite3.connect(temporary, isolation_level=None, timeout=BUSY_TIMEOUT_S)
+    try:
+        connection.execute("pragma journal_mode=wal")
+        connection.executescript(_SCHEMA)
+    finally:
+        connection.close()
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def list_files(directory: Path) -> list[Path]:
+    """The outbox files of a node, by name."""
+    return sorted(path for path in directory.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+
+
+class OutboxFile:
+    """A connection to one file. Use it from one thread at a time. Every method can raise sqlite3.Error."""
+
+    def __init__(self, path: Path, *, durable: bool) -> None:
+        """durable: a commit waits for the disk (the owner); otherwise marks may be lost with the power."""
+        self.path = path
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+        self._db.execute(f"pragma synchronous={'full' if durable else 'normal'}")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def insert(self, batches: Sequence[Sequence[Accepted]]) -> list[list[bool] | str]:
+        """Write several requests in one transaction.
+
+        Returns for each request a list, true where the event is new and false where it was there; or the
+        event id that was there with other content, and then nothing of that request is written.
+        """
+        with self._transaction():
+            return [self._insert_one(batch) for batch in batches]
+
+    def _insert_one(self, batch: Sequence[Accepted]) -> list[bool] | str:
+        known: dict[str, bytes] = {}
+        fresh: list[Accepted] = []
+        answers: list[bool] = []
+        for event in batch:
+            there = known.get(event.event_id) or self._fingerprint(event.event_id)
+            if there is not None and there != event.fingerprint:
+                return event.event_id
+            known[event.event_id] = event.fingerprint
+            answers.append(there is None)
+            if there is None:
+                fresh.append(event)
+        now = time.time()
+        self._db.executemany(
+            "insert into events (event_id, fingerprint, topic, key, value, headers, accepted_at)"
+            " values (?, ?, ?, ?, ?, ?, ?)",
+            [(e.event_id, e.fingerprint, e.topic, e.key, e.value, _dump(e.headers), now) for e in fresh],
+        )
+        return answers
+
+    def _fingerprint(self, event_id: str) -> bytes | None:
+        row = self._db.execute("select fingerprint from events where event_id = ?", (event_id,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def pending_count(self) -> int:
+        """How many rows are neither sent nor dead."""
+        return int(
+            self._db.execute("select count(*) from events where sent_at is null and dead_at is null").fetchone()[0]
+        )
+
+    def pending(self, limit: int) -> list[Row]:
+        """The oldest pending rows."""
+        rows = self._db.execute(
+            "select seq, event_id, topic, key, value, headers, accepted_at from events"
+            " where sent_at is null and dead_at is null order by seq limit ?",
+            (limit,),
+        ).fetchall()
+        return [
+            Row(seq, event, topic, key, value, _load(headers), at)
+            for seq, event, topic, key, value, headers, at in rows
+        ]
+
+    def mark_sent(self, sent: Sequence[Sent]) -> None:
+        now = time.time()
+        with self._transaction():
+            self._db.executemany(
+                "update events set sent_at = ?, sent_log_id = ?, sent_partition = ?, sent_offset = ? where seq = ?",
+                [(now, row.log_id, row.partition, row.offset, row.seq) for row in sent],
+            )
+
+    def mark_dead(self, seq: int, reason: str) -> None:
+        self._db.execute("update events set dead_at = ?, dead_reason = ? where seq = ?", (time.time(), reason, seq))
+
+    def redrive(self, topic: str, log_id: str) -> int:
+        """Make every row of `topic` that was sent to another log pending again; returns how many."""
+        return self._db.execute(
+            "update events set sent_at = null where topic = ? and sent_at is not null and sent_log_id <> ?",
+            (topic, log_id),
+        ).rowcount
+
+    def prune(self, sent_before: float, limit: int) -> int:
+        """Delete at most `limit` rows sent before that time (seconds since the epoch); returns how many."""
+        return self._db.execute(
+            "delete from events where seq in"
+            " (select seq from events where sent_at is not null and sent_at < ? order by sent_at limit ?)",
+            (sent_before, limit),
+        ).rowcount
+
+    def standings(self) -> list[Standing]:
+        """Every row, for the audit."""
+        rows = self._db.execute(
+            "select event_id, topic, accepted_at, dead_at is not null,"
+            " case when sent_at is not null then sent_log_id end, sent_partition, sent_offset from events"
+        ).fetchall()
+        return [
+            Standing(event_id, topic, at, bool(dead), log_id, partition, offset)
+            for event_id, topic, at, dead, log_id, partition, offset in rows
+        ]
+
+    def _transaction(self) -> "_Transaction":
+        return _Transaction(self._db)
+
+
+class _Transaction:
+    """`begin immediate` … commit, or rollback on an error."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    def __enter__(self) -> None:
+        if self._db.in_transaction:  # a commit that failed (disk full, busy) can leave one open
+            self._db.execute("rollback")
+        self._db.execute("begin immediate")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._db.execute("commit")
+        elif self._db.in_transaction:
+            self._db.execute("rollback")
+
+
+def _dump(headers: Sequence[tuple[str, bytes]]) -> str:
+    return json.dumps([(name, value.decode()) for name, value in headers])
+
+
+def _load(headers: str) -> list[tuple[str, bytes]]:
+    return [(name, value.encode()) for name, value in json.loads(headers)]
