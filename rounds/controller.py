@@ -35,7 +35,10 @@ class Stopping(RoundsError):
 
 
 class Controller:
-    """One process's view of the wheel. `run_work` does heavy work; tests may pass one that stays in process."""
+    """One process's view of the wheel.
+
+    run_work: calls `function(**arguments)` where there is room for it, and `keep_alive` about once a second.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class Controller:
         base_model: Path,
         alias: str,
         stop: threading.Event,
-        run_work: Callable[..., Any] = run_on_ray,
+        run_work: Callable[[Callable[..., Any], dict[str, Any], Callable[[], None]], Any],
     ) -> None:
         self.rounds, self.reward = rounds, reward
         self.dsn, self.artifacts, self.base_model, self.alias = dsn, artifacts, base_model, alias
@@ -142,7 +145,7 @@ class Controller:
                     raise LeaseLost("another controller took the lease while work was under way")
                 renewed = time.monotonic()
 
-        return self.run_work(function, arguments, self.rounds.controller, keep_alive)
+        return self.run_work(function, arguments, keep_alive)
 
 
 def run(
@@ -153,7 +156,17 @@ def run(
     artifacts: Path,
     base_model: Path,
     alias: str,
+    ray_address_file: Path,
     stop: threading.Event,
 ) -> None:
-    """Run a controller until `stop` is set."""
-    Controller(rounds, reward, dsn=dsn, artifacts=artifacts, base_model=base_model, alias=alias, stop=stop).run()
+    """Run a controller until `stop` is set. ray_address_file: where the platform wrote its Ray's address."""
+    Controller(
+        rounds,
+        reward,
+        dsn=dsn,
+        artifacts=artifacts,
+        base_model=base_model,
+        alias=alias,
+        stop=stop,
+        run_work=partial(run_on_ray, settings=rounds.controller, address_file=ray_address_file),
+    ).run()

@@ -19,15 +19,20 @@ from rounds.settings import ControllerSettings
 def run_on_ray(
     function: Callable[..., Any],
     arguments: dict[str, Any],
-    settings: ControllerSettings,
     keep_alive: Callable[[], None],
+    *,
+    settings: ControllerSettings,
+    address_file: Path,
 ) -> Any:
-    """Call `function(**arguments)` in a fresh Ray worker and return its result."""
+    """Call `function(**arguments)` in a fresh Ray worker and return its result.
+
+    address_file: where the platform wrote the address of its Ray. Raises WorkLost, WorkFailed.
+    """
     import ray
     from ray.exceptions import RayError, RayTaskError
 
     try:
-        _connect(settings.ray_address_file)
+        _connect(address_file)
         # One call a worker: torch's memory is given back, and no state leaks from one round to the next.
         task = ray.remote(max_calls=1, max_retries=0, num_cpus=settings.work_cpus, num_gpus=settings.work_gpus)(
             function
