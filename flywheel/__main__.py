@@ -1,0 +1,5 @@
+"""`python -m flywheel` is the command line."""
+
+from flywheel.cli import main
+
+main()

@@ -1,0 +1,131 @@
+"""Commands that run one component each, alone or under the supervisor.
+
+A component runs until SIGTERM or SIGINT, then drains within its own bounds and ends with exit code 0.
+"""
+
+import logging
+import signal
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from flywheel.settings import Settings
+
+
+def settings_of(context: typer.Context) -> "Settings":
+    """The resolved settings of this command line. Raises SettingsInvalid."""
+    from flywheel.settings import load_settings, parse_assignments
+
+    return load_settings(**parse_assignments(context.obj))
+
+
+def set_options(context: typer.Context) -> list[str]:
+    """The `--set` options of this command line, to hand on to another process."""
+    return [f"--set={assignment}" for assignment in context.obj]
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set.
+
+    The handler leaves the setting to a thread: it may interrupt the very code that holds the event's lock.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: threading.Thread(target=stop.set).start())
+    return stop
+
+
+def log_to_output() -> None:
+    """Our rooms at level INFO, everybody else's at WARNING, on standard error."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for room in ("flywheel", "serving", "feedback", "reward", "rounds", "storage"):
+        logging.getLogger(room).setLevel(logging.INFO)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands on `app`."""
+    app.command(rich_help_panel="Components")(serve)
+    app.command(rich_help_panel="Components")(relay)
+    app.command(rich_help_panel="Components")(ingest)
+    app.command(rich_help_panel="Components")(controller)
+    app.command(rich_help_panel="Components")(postgres)
+    app.command(rich_help_panel="Components")(broker)
+    app.command(rich_help_panel="Set-up")(migrate)
+    app.command(rich_help_panel="Set-up")(topics)
+    app.command(hidden=True)(supervise)
+
+
+def serve(context: typer.Context) -> None:
+    """Run the API and the engine."""
+    from serving.app import run
+
+    settings = settings_of(context)
+    log_to_output()
+    run(settings.serving, settings.feedback, settings.storage.dsn, stop_on_signals())
+
+
+def relay(context: typer.Context) -> None:
+    """Carry events from the outbox to the log."""
+    from feedback.relay import run
+
+    settings = settings_of(context)
+    log_to_output()
+    run(settings.feedback, stop_on_signals())
+
+
+def ingest(context: typer.Context) -> None:
+    """Carry events from the log to the store."""
+    from feedback.ingest import run
+
+    settings = settings_of(context)
+    log_to_output()
+    run(settings.feedback, settings.storage.dsn, stop_on_signals())
+
+
+def controller(context: typer.Context) -> None:
+    """Turn the wheel whenever enough new votes are in."""
+    from rounds.controller import run
+
+    settings = settings_of(context)
+    log_to_output()
+    run(settings, settings.storage.dsn, stop_on_signals())
+
+
+def postgres(context: typer.Context) -> None:
+    """Run the embedded PostgreSQL under the home folder."""
+    from flywheel.embedded import run_postgres
+
+    run_postgres(settings_of(context).home)
+
+
+def broker(context: typer.Context) -> None:
+    """Run the embedded Kafka-compatible broker; it keeps everything in memory."""
+    from flywheel.embedded import run_broker
+
+    run_broker(settings_of(context).feedback.bootstrap_servers)
+
+
+def migrate(context: typer.Context) -> None:
+    """Bring the database up to this version; makes the embedded one when it is missing."""
+    from flywheel.setup import migrate_database
+
+    for name in migrate_database(settings_of(context)):
+        typer.echo(f"applied {name}")
+
+
+def topics(context: typer.Context) -> None:
+    """Create the topics that are missing."""
+    from feedback.topics import ensure_topics
+
+    ensure_topics(settings_of(context).feedback)
+
+
+def supervise(
+    context: typer.Context, only: Annotated[list[str] | None, typer.Option(help="Components to run.")] = None
+) -> None:
+    """Run as the supervisor, under its guardian; `flywheel up` starts both."""
+    from flywheel.supervisor import Supervisor
+
+    raise typer.Exit(Supervisor(settings_of(context), set_options(context), frozenset(only or ())).run())
