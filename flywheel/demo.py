@@ -11,19 +11,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from rich.console import Console
 
-from flywheel.errors import DemoFailed
+from flywheel.errors import DemoFailed, SettingsInvalid
 from flywheel.handle import Platform
+from flywheel.model import prepare_base_model
 from flywheel.report import print_report, write_report
+from flywheel.settings import Settings
 from flywheel.wheel import Wheel
 from loadtest.evaluation import true_win_rate
 from loadtest.raters import Taste, prompts_for_evaluation, prompts_for_votes
 from loadtest.users import Acknowledged, Users
 
+VOTES = 500
 SAMPLES = 2
 TURN_LIMIT_S = 3600.0
 
@@ -49,37 +51,44 @@ class Phases:
         self.console.print(f"[green]✓[/] {text} [dim]({self.seconds[name]:.0f} s)[/]")
 
 
-def run(*, raters: Taste, seed: int, votes: int, folder: Path, model: Path, console: Console) -> dict[str, Any]:
-    """Turn the wheel once with simulated raters and return the report that was printed and written.
+def run(settings: Settings, *, raters: str, seed: int, arguments: Sequence[str]) -> int:
+    """Turn the wheel once with simulated raters, print the report and write it; returns the exit code.
 
-    raters: their taste; seed: of raters, sampling order and training; votes: decided preferences that start
-    the turn; folder: where the platform's home and the report go (emptied first); model: the prepared base.
-    Raises DemoFailed when a turn does not end within an hour.
+    settings: the caller's; the demo has a home of its own below theirs, `<home>/demo`, emptied first, and shares
+    the prepared model. raters: their taste; seed: of raters, traffic and training; arguments: `--set` options.
+    The code is 0 when the turn ended and the ledger is clean, whatever was decided. Raises SettingsInvalid for an
+    unknown taste, DemoFailed when a turn does not end within an hour.
     """
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    if raters not in get_args(Taste):
+        raise SettingsInvalid(f"--raters {raters}: there are {', '.join(get_args(Taste))}")
+    taste = cast(Taste, raters)
+    console = Console()
+    folder = settings.home / "demo"
     phases = Phases(console)
     with Platform(
         folder / "home",
-        f"serving.model={model}",
-        f"rounds.controller.new_preferences={votes}",
+        f"serving.model={settings.serving.model}",
+        f"rounds.controller.new_preferences={VOTES}",
         f"rounds.controller.seed={100 * seed}",
+        *(argument for argument in arguments if argument != "--set"),
     ) as platform:
+        with phases.phase("model", "Preparing the base model") as say:
+            prepare_base_model(settings, say)
+        shutil.rmtree(folder, ignore_errors=True)
         with phases.phase("start", "Starting the platform"):
             platform.start()
         wheel = Wheel(platform.dsn, platform.artifacts)
-        outcome = asyncio.run(_turn(platform, wheel, phases, raters=raters, seed=seed))
+        outcome = asyncio.run(_turn(platform, wheel, phases, raters=taste, seed=seed))
         with phases.phase("audit", "Comparing outbox, log and store"):
             audit = platform.audit_when_drained()
-        report = _report(wheel, outcome, audit, raters=raters, seed=seed)
+        report = _report(wheel, outcome, audit, raters=taste, seed=seed)
         with phases.phase("shutdown", "Shutting down"):
             platform.stop()
     report["phase_seconds"] = phases.seconds
     report["total_seconds"] = round(sum(phases.seconds.values()), 1)
     paths = write_report(report, folder)
     print_report(report, paths, console)
-    return report
+    return 0 if audit["clean"] else 1
 
 
 @dataclass

@@ -12,4 +12,4 @@ def base_model() -> Path:
     from flywheel.settings import load_settings
 
     settings = load_settings()
-    return prepare_base_model(settings, lambda text, fraction: None)
+    return prepare_base_model(settings, lambda text: None)
