@@ -1,0 +1,18 @@
+"""Errors of the reward room.
+
+RewardError
+├── TooFewPairs          the snapshot has too little to train or to judge on (more votes help, not a retry)
+└── RewardModelMismatch  the artifact was made for another base model or by another layout (no retry)
+"""
+
+
+class RewardError(Exception):
+    """Base of the room."""
+
+
+class TooFewPairs(RewardError):
+    """Not enough decided pairs, on the training side or on the held-out side."""
+
+
+class RewardModelMismatch(RewardError):
+    """A stored reward model does not fit the base model or this version's features."""

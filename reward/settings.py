@@ -1,0 +1,39 @@
+"""Settings of the reward room."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RewardSettings(BaseModel):
+    """How a reward model is trained and judged.
+
+    mean_layers, last_layers: hidden layers of the frozen backbone (1 is the first block's output) whose mean over
+        the answer's tokens, and whose state at the answer's last token, are the features. Layers beyond
+        the model's depth are scaled down in proportion.
+    max_length: tokens of prompt and answer together; a longer pair loses the front of its prompt.
+    batch_tokens: tokens (padding included) of one forward pass.
+    tie_weight: weight of a tie against a decided vote; 0 drops ties.
+    penalties: L2 penalties to choose from by cross-validation, in whose folds prompts stay whole. At penalty 1 the
+        prior gives the hidden-state part of an answer's score a variance of about 1.
+    length_scales: prior standard deviation of the length part over that of the hidden-state part, to choose from.
+    folds: folds of that cross-validation.
+    minimum_train_pairs, minimum_heldout_pairs: below either, training is refused.
+    confidence: of every interval in the report.
+    minimum_accuracy: the gate wants the held-out interval above this.
+    threads: of the forward passes; 0 leaves torch's own choice.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mean_layers: tuple[int, ...] = (12, 20)
+    last_layers: tuple[int, ...] = (20, 30)
+    max_length: int = Field(default=512, ge=16)
+    batch_tokens: int = Field(default=4096, ge=256)
+    tie_weight: float = Field(default=0.5, ge=0, le=1)
+    penalties: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+    length_scales: tuple[float, ...] = (0.3, 1.0, 3.0)
+    folds: int = Field(default=5, ge=2)
+    minimum_train_pairs: int = Field(default=40, ge=4)
+    minimum_heldout_pairs: int = Field(default=20, ge=2)
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    minimum_accuracy: float = Field(default=0.5, ge=0, le=1)
+    threads: int = Field(default=0, ge=0)
