@@ -86,7 +86,8 @@ def checkpoint_list(context: typer.Context, as_json: Json = False) -> None:
         context,
         """
         select checkpoint_id, kind, parent_id, state, created_at,
-               (select array_agg(alias order by alias) from aliases a where a.checkpoint_id = c.checkpoint_id) as aliases
+               (select array_agg(alias order by alias) from aliases a
+                where a.checkpoint_id = c.checkpoint_id) as aliases
         from checkpoints c order by created_at, checkpoint_id
         """,
         "Checkpoints",

@@ -97,7 +97,7 @@ def refuse_taken_port(host: str, port: int, setting: str) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise PortTaken(
-                f"port {port} on {host} is taken ({error.strerror}); stop what listens there, or set {setting} to a free one"
+                f"port {port} on {host} is taken ({error.strerror}); free it, or set {setting} to another"
             ) from error
 
 

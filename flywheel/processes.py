@@ -70,7 +70,7 @@ def spawn(
         env={**os.environ, **(environment or {})},
         start_new_session=True,
         pass_fds=tuple(keep_open),
-        preexec_fn=_before_exec,  # noqa: PLW1509 - the callers have one thread
+        preexec_fn=_before_exec,
     )
 
 
