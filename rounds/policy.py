@@ -10,6 +10,7 @@ rounds.checkpoint_gate does.
 import importlib.metadata
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from pydantic import BaseModel, ConfigDict
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from reward.scoring import RewardModel, base_digest
@@ -97,16 +98,20 @@ def update_policy(
 
     loop = _Loop(model, tokenizer, scorer, settings, progress)
     with tempfile.TemporaryDirectory(prefix="flywheel-policy-") as scratch:
-        trainer = GRPOTrainer(
-            model=model,
-            reward_funcs=loop.reward,
-            args=_arguments(settings, seed, scratch),
-            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in usable]),
-            processing_class=tokenizer,
-            callbacks=[loop],
-            rollout_func=loop.rollout,
-        )
-        trainer.train()
+        with warnings.catch_warnings():
+            # TRL is pinned: that rollout functions may change, and its own deprecated calls, are known.
+            warnings.simplefilter("ignore")
+            trainer = GRPOTrainer(
+                model=model,
+                reward_funcs=loop.reward,
+                args=_arguments(settings, seed, scratch),
+                train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in usable]),
+                processing_class=tokenizer,
+                callbacks=[loop],
+                rollout_func=loop.rollout,
+            )
+            trainer.remove_callback(PrinterCallback)
+            trainer.train()
     kept_step, kl = loop.restore()
 
     def fill(folder: Path) -> dict[str, Any]:
