@@ -107,7 +107,7 @@ def _draw_training(axes: Any, history: list[dict[str, float]]) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel("reward (standard deviations)", color="tab:blue")
     other = axes.twinx()
-    other.plot(steps, [step["kl_per_answer"] for step in history], marker="s", color="tab:orange")
+    other.plot(steps, [step["kl"] for step in history], marker="s", color="tab:orange")
     other.set_ylabel("KL to the base (nats an answer)", color="tab:orange")
 
 

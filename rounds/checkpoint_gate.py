@@ -116,7 +116,7 @@ def _numbers(old: Side, new: Side, settings: CheckpointGateSettings) -> dict[str
 def _faults(numbers: dict[str, float], settings: CheckpointGateSettings) -> list[str]:
     """What speaks against the checkpoint. Comparisons are written so that a NaN is a fault."""
     faults = []
-    if not numbers["reward_gain_low"] > 0:
+    if not numbers["reward_gain_low"] > settings.minimum_reward_gain:
         faults.append(
             f"the reward did not rise beyond noise (the gain's interval starts at {numbers['reward_gain_low']:+.2f})"
         )

@@ -43,6 +43,7 @@ class CheckpointGateSettings(BaseModel):
 
     prompts: held-out prompts answered, once by each side. max_new_tokens, temperature: of those answers.
     confidence: of every interval; the shares are judged one-sided.
+    minimum_reward_gain: standard deviations of reward that the gain's interval must lie above.
     base_nll_margin: nats a token by which the answers may be less likely under the base than the parent's.
     degenerate_margin: share (0 to 1) by which empty, repeating or non-word answers may grow beyond noise.
     degenerate_maximum: share of them that is refused whatever the parent does.
@@ -57,6 +58,7 @@ class CheckpointGateSettings(BaseModel):
     max_new_tokens: int = Field(default=48, ge=1)
     temperature: float = Field(default=0.8, gt=0)
     confidence: float = Field(default=0.95, gt=0, lt=1)
+    minimum_reward_gain: float = 0.0
     base_nll_margin: float = Field(default=0.8, ge=0)
     degenerate_margin: float = Field(default=0.03, ge=0, le=1)
     degenerate_maximum: float = Field(default=0.15, ge=0, le=1)

@@ -33,6 +33,7 @@ TINY = (
 # A random model's answers are word salad to begin with: its gates watch for a drift, not for sense.
 PERMISSIVE = (
     "reward.minimum_accuracy=0",
+    "rounds.checkpoint_gate.minimum_reward_gain=-10",
     "rounds.checkpoint_gate.base_nll_margin=10",
     "rounds.checkpoint_gate.degenerate_margin=1",
     "rounds.checkpoint_gate.degenerate_maximum=1",
@@ -91,6 +92,7 @@ def the_real_model_makes_a_short_turn(base_model: Path, tmp_path: Path) -> None:
         f"serving.model={base_model}",
         *short,
         "reward.minimum_accuracy=0",
+        "rounds.checkpoint_gate.minimum_reward_gain=-10",
     ) as platform:
         platform.start()
         wheel = Wheel(platform.dsn, platform.artifacts)
