@@ -1,8 +1,11 @@
-"""What many tests share: the prepared base model. Helpers are modules under tests/helpers."""
+"""What many tests share: the prepared base model and real servers. Helpers are modules under tests/helpers."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.servers import Broker, Postgres
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +16,25 @@ def base_model() -> Path:
 
     settings = load_settings()
     return prepare_base_model(settings, lambda text: None)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """A real PostgreSQL; take a database of your own from it with `new_database()`."""
+    server = Postgres(tmp_path_factory.mktemp("postgres")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def dsn(postgres: Postgres) -> str:
+    """A fresh, migrated database."""
+    return postgres.new_database()
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """A real broker of one's own, to be killed at will."""
+    server = Broker().start()
+    yield server
+    server.kill()

@@ -1,0 +1,76 @@
+"""A ledger for one test: settings, the relay and the ingest in this process, and what the store has."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from feedback import ingest, relay
+from feedback.events import AnyEvent
+from feedback.outbox import Outbox
+from feedback.settings import FeedbackSettings
+from storage.postgres import connect
+
+
+def ledger_settings(outbox: Path, bootstrap_servers: str, **overrides: Any) -> FeedbackSettings:
+    """Settings with short pauses."""
+    values: dict[str, Any] = {
+        "bootstrap_servers": bootstrap_servers,
+        "outbox": outbox,
+        "relay_poll_s": 0.05,
+        "log_check_s": 0.3,
+        "request_timeout_s": 2.0,
+        "delivery_timeout_s": 4.0,
+        "backoff_max_s": 0.5,
+    }
+    return FeedbackSettings.model_validate(values | overrides)
+
+
+def accept(outbox: Path, events: Sequence[AnyEvent]) -> list[str]:
+    """Put events into an outbox of the folder and wait for the disk; returns the answers."""
+    box = Outbox.open(outbox)
+    try:
+        return list(box.append(events).result(timeout=10))
+    finally:
+        box.close()
+
+
+@contextmanager
+def running(settings: FeedbackSettings, dsn: str) -> Iterator[None]:
+    """The relay and the ingest at work in threads; both end with the block."""
+    stop = threading.Event()
+    threads = [
+        threading.Thread(target=relay.run, args=(settings, stop)),
+        threading.Thread(target=ingest.run, args=(settings, dsn, stop)),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive(), "relay or ingest did not stop"
+
+
+def rows(dsn: str, query: str) -> list[dict[str, Any]]:
+    """What the store answers."""
+    with connect(dsn) as connection:
+        return connection.execute(query).fetchall()
+
+
+def stored_ids(dsn: str) -> list[str]:
+    """The event ids in the store, each as often as it is there."""
+    query = "select event_id from interactions union all select event_id from feedback"
+    return [row["event_id"] for row in rows(dsn, query)]
+
+
+def wait_for(condition: Any, within_s: float = 30.0) -> None:
+    """Return once `condition()` is true. Fails after within_s seconds."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"did not come true within {within_s} s"
+        time.sleep(0.1)

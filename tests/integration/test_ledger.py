@@ -1,0 +1,214 @@
+"""The ledger over real parts: outbox → relay → broker → ingest → PostgreSQL."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from feedback.audit import audit
+from feedback.errors import LogError, StaleOwner
+from feedback.events import FEEDBACK_TOPIC, INTERACTIONS_TOPIC, AnyEvent, to_record
+from feedback.ingest import Ingest
+from feedback.relay import Relay
+from feedback.settings import FeedbackSettings
+from feedback.topics import Logs, make_producer
+from tests.helpers.events_built import build_comparison, build_interaction, build_preference, build_thumb
+from tests.helpers.ledger import accept, ledger_settings, rows, running, stored_ids, wait_for
+from tests.helpers.servers import Broker, Postgres
+
+pytestmark = pytest.mark.real
+
+
+def publish(settings: FeedbackSettings, events: Sequence[AnyEvent]) -> None:
+    """Put events into the log without an outbox."""
+    logs = Logs(settings)
+    logs.ensure()
+    logs.close()
+    producer = make_producer(settings)
+    for event in events:
+        topic, key, value, headers = to_record(event)
+        producer.send(topic, key=key, value=value, headers=headers).get(5)
+    producer.close(timeout=2)
+
+
+def step_until(ingest: Ingest, condition: Callable[[], bool], *, forgiving: bool = False) -> None:
+    """Let the ingest work; forgiving: start over after an error of the log, as `run` does."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, ingest.counters
+        try:
+            ingest.step()
+        except LogError:
+            if not forgiving:
+                raise
+            ingest.disconnect()
+
+
+def every_accepted_event_is_stored_exactly_once(tmp_path: Path, broker: Broker, dsn: str) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    answers = [build_interaction() for _ in range(300)]
+    votes = [build_thumb(answer.response_id) for answer in answers]
+    accept(tmp_path, votes)  # the votes come before their answers
+    with running(settings, dsn):
+        accept(tmp_path, answers)
+        assert accept(tmp_path, votes[:10]) == ["duplicate"] * 10
+        wait_for(lambda: len(stored_ids(dsn)) == 600)
+    assert sorted(stored_ids(dsn)) == sorted(event.event_id for event in [*answers, *votes])
+    report = audit(settings, dsn)
+    assert report.clean, report
+    assert (report.accepted, report.stored, report.pending, report.orphaned) == (600, 600, 0, 0)
+    assert (report.votes_stored, report.interactions_stored, report.unread) == (300, 300, 0)
+
+
+def a_broker_that_restarts_empty_gets_everything_again_and_nothing_is_stored_twice(
+    tmp_path: Path, broker: Broker, dsn: str
+) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    first = [build_thumb() for _ in range(200)]
+    second = [build_thumb() for _ in range(50)]
+    accept(tmp_path, first)
+    relay = Relay(settings)
+    while relay.step():  # acknowledged by a log that is lost before anybody read it
+        pass
+    relay.close()
+    broker.restart_empty()
+    with running(settings, dsn):
+        wait_for(lambda: len(stored_ids(dsn)) == 200)
+        broker.restart_empty()  # this time under a relay and an ingest at work
+        accept(tmp_path, second)
+        wait_for(lambda: len(stored_ids(dsn)) == 250)
+    assert sorted(stored_ids(dsn)) == sorted(event.event_id for event in [*first, *second])
+    report = audit(settings, dsn)
+    assert report.clean, report
+    assert report.orphaned == 250
+
+
+def a_log_that_changed_under_the_ingest_is_read_from_its_beginning(tmp_path: Path, broker: Broker, dsn: str) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    old, new = [build_thumb() for _ in range(60)], [build_thumb() for _ in range(30)]
+    ingest = Ingest(settings, dsn)
+    publish(settings, old)
+    step_until(ingest, lambda: ingest.counters["inserted"] == 60)
+    broker.restart_empty()
+    publish(settings, new)  # fewer than there were: at the old offsets the broker would be silent for ever
+    step_until(ingest, lambda: ingest.counters["inserted"] == 90, forgiving=True)
+    ingest.disconnect()
+    assert sorted(stored_ids(dsn)) == sorted(event.event_id for event in [*old, *new])
+
+
+def a_stale_owner_stores_nothing(tmp_path: Path, broker: Broker, dsn: str) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    votes = [build_thumb() for _ in range(20)]
+    stale, fresh = Ingest(settings, dsn), Ingest(settings, dsn)
+    stale.step()  # both stand at the beginning
+    fresh.step()
+    publish(settings, votes)
+    step_until(fresh, lambda: fresh.counters["read"] == 20)
+    rows(dsn, "delete from feedback returning event_id")  # whatever the stale one writes would now be seen
+    with pytest.raises(StaleOwner):
+        step_until(stale, lambda: False)
+    stale.disconnect()
+    fresh.disconnect()
+    assert stored_ids(dsn) == []
+
+
+def a_record_that_cannot_be_read_becomes_a_dead_letter_and_stops_nobody(
+    tmp_path: Path, broker: Broker, dsn: str
+) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    publish(settings, [])
+    good = build_thumb()
+    twice = build_interaction()
+    clash = build_interaction(response_id=twice.response_id, event_id=build_thumb().event_id)
+    producer = make_producer(settings)
+    for topic, value in [
+        (FEEDBACK_TOPIC, b"\xff not json"),
+        (FEEDBACK_TOPIC, good.model_dump_json().encode()),
+        (FEEDBACK_TOPIC, None),
+        (INTERACTIONS_TOPIC, twice.model_dump_json().encode()),
+        (INTERACTIONS_TOPIC, clash.model_dump_json().encode()),
+    ]:
+        producer.send(topic, key=b"one", value=value, headers=[("ce_id", b"the-id"), ("x", b"\x00\xff")]).get(5)
+    producer.close(timeout=2)
+    ingest = Ingest(settings, dsn)
+    step_until(ingest, lambda: ingest.counters["read"] == 5)
+    ingest.disconnect()
+    assert ingest.counters["inserted"] == 2
+    assert ingest.counters["dead_lettered"] == 3
+    kept = rows(dsn, 'select value, event_id, error_class from dead_letters order by topic, "offset"')
+    assert [row["value"] and bytes(row["value"]) for row in kept] == [
+        b"\xff not json",
+        None,
+        clash.model_dump_json().encode(),
+    ]
+    assert [row["error_class"] for row in kept] == ["ValidationError", "ValueError", "UniqueViolation"]
+    assert {row["event_id"] for row in kept} == {"the-id"}
+
+
+def an_oversized_event_is_a_dead_letter_of_the_relay_and_blocks_nobody(
+    tmp_path: Path, broker: Broker, dsn: str
+) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers, max_record_bytes=4_000)
+    large = build_interaction(text="x" * 10_000)
+    small = [build_thumb() for _ in range(5)]
+    accept(tmp_path, [small[0], large, *small[1:]])
+    with running(settings, dsn):
+        wait_for(lambda: len(stored_ids(dsn)) == 5)
+    report = audit(settings, dsn)
+    assert report.clean, report
+    assert (report.accepted, report.stored, report.dead_lettered) == (6, 5, 1)
+
+
+def a_text_that_postgresql_cannot_hold_is_stored_all_the_same(tmp_path: Path, broker: Broker, dsn: str) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    answer = build_interaction(text="a\0b", messages=[{"role": "user", "content": "nul \0 here"}])
+    accept(tmp_path, [answer])
+    with running(settings, dsn):
+        wait_for(lambda: stored_ids(dsn) == [answer.event_id])
+    stored = rows(dsn, "select text, messages from interactions")[0]
+    assert stored == {"text": "a\ufffdb", "messages": [{"role": "user", "content": "nul \ufffd here"}]}
+
+
+def the_ingest_waits_out_a_database_that_is_away(tmp_path: Path, broker: Broker) -> None:
+    server = Postgres(tmp_path / "postgres").start()
+    dsn = server.new_database()
+    outbox = tmp_path / "outbox"
+    settings = ledger_settings(outbox, broker.bootstrap_servers)
+    votes = [build_thumb() for _ in range(100)]
+    with running(settings, dsn):
+        accept(outbox, votes[:50])
+        wait_for(lambda: len(stored_ids(dsn)) == 50)
+        server.kill()
+        accept(outbox, votes[50:])
+        server.start()
+        wait_for(lambda: len(stored_ids(dsn)) == 100)
+    server.stop()
+
+
+def a_snapshot_follows_from_the_content_and_not_from_the_order_of_events(
+    tmp_path: Path, broker: Broker, postgres: Postgres
+) -> None:
+    from feedback.snapshots import create_snapshot
+
+    events = []
+    for number in range(40):
+        comparison_id, answers = build_comparison(f"prompt {number % 20}", (f"good {number}", f"bad {number}"))
+        events += [*answers, build_preference(comparison_id, answers[0].response_id, rater=f"rater-{number % 5}")]
+    digests = []
+    for seed in (1, 2):
+        random.Random(seed).shuffle(events)
+        dsn = postgres.new_database()
+        outbox = tmp_path / f"outbox-{seed}"
+        settings = ledger_settings(outbox, broker.bootstrap_servers)
+        broker.restart_empty()
+        accept(outbox, events)
+        with running(settings, dsn):
+            wait_for(lambda dsn=dsn: len(stored_ids(dsn)) == 120)
+        snapshot = create_snapshot(dsn, tmp_path / f"artifacts-{seed}")
+        again = create_snapshot(dsn, tmp_path / f"artifacts-{seed}")
+        assert again == snapshot
+        assert len(snapshot.train) + len(snapshot.heldout) == 40
+        digests.append(snapshot.manifest["content_sha256"])
+    assert digests[0] == digests[1]
