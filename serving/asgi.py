@@ -1,0 +1,87 @@
+"""Call an ASGI application in process, and yield its answer as it comes.
+
+Guarantees: chunks that wait while the consumer is busy are joined into one; leaving the iteration early
+cancels the application's task, so its work (an engine's request) is aborted. Supports HTTP only.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+Head = tuple[int, list[tuple[str, str]]]
+
+
+async def call_asgi(
+    app: Any, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+) -> AsyncIterator[Head | bytes]:
+    """First (status, headers), then the body in pieces of at least one byte.
+
+    Raises what the application raises.
+    """
+    waiting: deque[Head | bytes] = deque()
+    news = asyncio.Event()
+    sent = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # the caller never disconnects: it cancels
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            waiting.append(
+                (message["status"], [(k.decode("latin-1"), v.decode("latin-1")) for k, v in message["headers"]])
+            )
+        elif message.get("body"):
+            waiting.append(message["body"])
+        news.set()
+
+    task = asyncio.create_task(app(_scope(method, path, headers), receive, send))
+    task.add_done_callback(lambda _: news.set())
+    try:
+        while True:
+            await news.wait()
+            news.clear()
+            finished = task.done()
+            while waiting:
+                yield _take(waiting)
+            if finished:
+                task.result()
+                return
+    finally:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _take(waiting: deque[Head | bytes]) -> Head | bytes:
+    first = waiting.popleft()
+    if isinstance(first, tuple):
+        return first
+    pieces = [first]
+    while waiting and isinstance(waiting[0], bytes):
+        pieces.append(waiting.popleft())
+    return b"".join(pieces)
+
+
+def _scope(method: str, path: str, headers: list[tuple[str, str]]) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers],
+        "client": ("127.0.0.1", 0),
+        "server": ("engine", 80),
+        "state": {},
+    }

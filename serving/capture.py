@@ -1,0 +1,126 @@
+"""What was answered, taken from the bytes that passed: text, finish reason, usage, status.
+
+The gateway hands every piece to `StreamCapture.feed`, which cuts it into whole server-sent events (a piece
+may end anywhere) and drops the usage event if the client did not ask for it; parsing waits until the end,
+so a chunk costs a copy and a search. Guarantees: unknown usage is None, never 0; a stream without a finish
+reason is never `completed`. Keeps the text of choice 0 only.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["completed", "length", "client_abort", "timeout", "upstream_error"]
+_DATA = b"data:"
+_DONE = b"[DONE]"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One answer. Counts are tokens. error: the engine's words when it failed."""
+
+    text: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    error: str | None = None
+
+    def status(self, ended_by: Status | None = None) -> Status:
+        """The finish status; ended_by says what cut the answer short, if anything did."""
+        if self.error is not None:
+            return "upstream_error"
+        if self.finish_reason is not None:
+            return "length" if self.finish_reason == "length" else "completed"
+        return ended_by or "upstream_error"
+
+
+class StreamCapture:
+    """Cuts a stream into events, keeps them, and passes them on."""
+
+    def __init__(self, *, hide_usage: bool) -> None:
+        self._hide_usage = hide_usage
+        self._rest = b""
+        self._events: list[bytes] = []
+
+    def feed(self, piece: bytes) -> bytes:
+        """What to send on to the client for this piece: its whole events, perhaps none yet."""
+        events, self._rest = split_events(self._rest + piece)
+        self._events += events
+        if self._hide_usage:
+            events = [event for event in events if not _is_usage_event(event)]
+        return b"".join(events)
+
+    def flush(self) -> bytes:
+        """What is left when the stream ended inside an event."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def result(self) -> Captured:
+        """Parse what has been kept."""
+        text: list[str] = []
+        finish_reason = error = None
+        usage: dict[str, Any] = {}
+        for event in self._events:
+            chunk = _payload(event)
+            if "error" in chunk:
+                error = _error_message(chunk)
+            usage = chunk.get("usage") or usage
+            for choice in chunk.get("choices") or []:
+                if choice.get("index", 0) == 0:
+                    text.append((choice.get("delta") or {}).get("content") or "")
+                    finish_reason = choice.get("finish_reason") or finish_reason
+        return _captured("".join(text), finish_reason, usage, error)
+
+
+def capture_body(status_code: int, body: bytes) -> Captured:
+    """The same from an answer that came whole."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return Captured(error=f"the engine's answer (HTTP {status_code}) is not JSON")
+    if status_code != 200:
+        return Captured(error=_error_message(answer))
+    choice = answer["choices"][0]
+    content = choice["message"].get("content")
+    return _captured(content or "", choice.get("finish_reason"), answer.get("usage") or {}, None)
+
+
+def split_events(data: bytes) -> tuple[list[bytes], bytes]:
+    """(whole events with their blank line, what is left over)."""
+    *whole, rest = data.split(b"\n\n")
+    return [event + b"\n\n" for event in whole], rest
+
+
+def _payload(event: bytes) -> dict[str, Any]:
+    data = event.strip()
+    if not data.startswith(_DATA):
+        return {}  # a comment that keeps the connection open
+    data = data[len(_DATA) :].strip()
+    if data == _DONE:
+        return {}
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {"error": {"message": "the engine sent an event that is not JSON"}}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_usage_event(event: bytes) -> bool:
+    """OpenAI's last chunk: usage, and no choices. The cheap search can't match inside a JSON string."""
+    return b'"choices":[]' in event and bool(_payload(event).get("usage"))
+
+
+def _error_message(answer: Any) -> str:
+    error = answer.get("error") if isinstance(answer, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message or "the engine failed without saying why")
+
+
+def _captured(text: str, finish_reason: str | None, usage: dict[str, Any], error: str | None) -> Captured:
+    return Captured(
+        text=text.replace("\0", "\ufffd"),  # PostgreSQL stores no NUL
+        finish_reason=finish_reason,
+        prompt_tokens=usage.get("prompt_tokens"),
+        completion_tokens=usage.get("completion_tokens"),
+        error=error,
+    )

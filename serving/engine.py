@@ -1,0 +1,156 @@
+"""The engine replica: vLLM's own OpenAI application, driven in process inside a Ray Serve deployment.
+
+Nothing of vLLM's surface is rewritten: a request is handed to its ASGI application and the answer is
+streamed back over the deployment's handle. vLLM names the answer after the header X-Request-Id and the
+served model, so ids come out right without touching the chunks.
+Guarantees: the replica becomes ready only after it has proven its base and tried every active adapter
+(a base that fails its canaries never becomes ready). Cancelling a call aborts the engine's request.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from feedback.events import uuid7
+from serving.adapters import Reconciler
+from serving.asgi import Head, call_asgi
+from serving.errors import EngineRefused, ServingError
+from serving.settings import ServingSettings
+
+log = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    """AsyncLLM and its OpenAI application. Build with `await VllmEngine.start(...)`."""
+
+    def __init__(self, engine: Any, app: Any) -> None:
+        self._engine = engine
+        self.app = app
+
+    @classmethod
+    async def start(cls, settings: ServingSettings, served_name: str) -> "VllmEngine":
+        """Load the model and build the application; `served_name` is the base's checkpoint id."""
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.kv_cache_gib))
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        args = make_arg_parser(FlexibleArgumentParser()).parse_args(engine_arguments(settings, served_name))
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
+        tasks = await engine.get_supported_tasks()
+        app = build_app(args, tasks, engine.model_config)
+        await init_app_state(engine, app.state, args, tasks)
+        return cls(engine, app)
+
+    async def load_adapter(self, checkpoint_id: str, path: str) -> None:
+        """Load a LoRA adapter under its checkpoint id. Raises EngineRefused."""
+        from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
+
+        answer = await self.app.state.openai_serving_models.load_lora_adapter(
+            LoadLoRAAdapterRequest(lora_name=checkpoint_id, lora_path=path)
+        )
+        if not isinstance(answer, str):
+            raise EngineRefused(f"vLLM did not load {checkpoint_id}: {answer.error.message}")
+
+    async def unload_adapter(self, checkpoint_id: str) -> None:
+        """Forget an adapter; harmless when it is not loaded. Requests that run on it finish first."""
+        models = self.app.state.openai_serving_models
+        if checkpoint_id in models.lora_requests:
+            from vllm.entrypoints.serve.lora.protocol import UnloadLoRAAdapterRequest
+
+            await models.unload_lora_adapter(UnloadLoRAAdapterRequest(lora_name=checkpoint_id))
+
+    async def log_probabilities(self, token_ids: list[list[int]], checkpoint_id: str | None) -> list[list[float]]:
+        """Natural-log probability of each token after the first, as the engine computes it for prompts."""
+        from vllm import SamplingParams
+
+        adapter = None if checkpoint_id is None else self.app.state.openai_serving_models.lora_requests[checkpoint_id]
+
+        async def one(ids: list[int]) -> list[float]:
+            parameters = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+            final = None
+            async for output in self._engine.generate(
+                {"prompt_token_ids": ids}, parameters, f"canary-{uuid7().hex}", lora_request=adapter
+            ):
+                final = output
+            if final is None or final.prompt_logprobs is None:
+                raise EngineRefused("vLLM gave no log-probabilities for the canaries")
+            return [final.prompt_logprobs[i][ids[i]].logprob for i in range(1, len(ids))]
+
+        return list(await asyncio.gather(*(one(ids) for ids in token_ids)))
+
+    async def check_health(self) -> None:
+        """Raises vLLM's EngineDeadError when the engine's process is gone."""
+        await self._engine.check_health()
+
+    def close(self) -> None:
+        """Stop the engine's process."""
+        self._engine.shutdown()
+
+
+def engine_arguments(settings: ServingSettings, served_name: str) -> list[str]:
+    """vLLM's command-line arguments for these settings."""
+    arguments = [
+        f"--model={settings.model.resolve()}",
+        f"--served-model-name={served_name}",
+        f"--dtype={settings.dtype}",
+        f"--max-model-len={settings.max_model_len}",
+        f"--max-num-seqs={settings.max_num_seqs}",
+        "--enable-lora",
+        f"--max-loras={settings.max_loras}",
+        f"--max-cpu-loras={max(settings.max_cpu_loras, settings.max_loras)}",
+        f"--max-lora-rank={settings.max_lora_rank}",
+        # Not lm_head: its LoRA layer on CPU dies of prompt log-probabilities as soon as two requests share a
+        # batch, and takes the engine along.
+        "--lora-target-modules",
+        *settings.lora_modules,
+        "--generation-config=vllm",
+        "--disable-log-stats",
+    ]
+    if settings.enforce_eager:
+        arguments.append("--enforce-eager")
+    return arguments
+
+
+class EngineReplica:
+    """The Ray Serve deployment class. Serve awaits the constructor and the destructor."""
+
+    async def __init__(self, settings: ServingSettings, base_checkpoint_id: str, dsn: str) -> None:
+        self._engine = await VllmEngine.start(settings, base_checkpoint_id)
+        self._reconciler = Reconciler(
+            self._engine,
+            dsn=dsn,
+            replica_id=f"engine-{uuid7().hex}",
+            base_checkpoint_id=base_checkpoint_id,
+            tolerance=settings.canary_tolerance,
+        )
+        try:
+            await self._reconciler.prove_base()
+            await self._reconciler.reconcile()
+        except ServingError:
+            self._engine.close()
+            raise
+        self._loop = asyncio.create_task(self._reconciler.run(settings.poll_interval_s))
+
+    async def check_health(self) -> None:
+        """Ray Serve's health check: raises when the engine's process or the reconciliation has died."""
+        await self._engine.check_health()
+        if self._loop.done():
+            self._loop.result()
+
+    async def call(self, path: str, headers: list[tuple[str, str]], body: bytes) -> AsyncIterator[Head | bytes]:
+        """POST `body` to vLLM's application; yields (status, headers), then the body's pieces."""
+        async for message in call_asgi(self._engine.app, "POST", path, headers, body):
+            yield message
+
+    async def __del__(self) -> None:
+        self._loop.cancel()
+        await asyncio.wait([self._loop])
+        await asyncio.to_thread(self._reconciler.leave)
+        self._engine.close()

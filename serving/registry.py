@@ -1,0 +1,285 @@
+"""The registry of checkpoints, aliases, proofs and experiments, in PostgreSQL.
+
+Guarantees: a checkpoint id means one content for ever (registering it again with another digest is
+refused); an alias moves only to a checkpoint that every live engine replica has proven, and each move is
+kept with its reason; at most one experiment runs on an alias (unique index).
+Each function runs in the caller's transaction and does not commit. Gateways and engines poll, so a
+change reaches them within poll_interval_s.
+"""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import psycopg
+from psycopg.types.json import Jsonb
+from pydantic import BaseModel, ConfigDict
+
+from feedback.events import uuid7
+from serving.errors import (
+    BaseNotPrepared,
+    CheckpointConflict,
+    CheckpointNotProven,
+    CheckpointUnknown,
+    ExperimentConflict,
+)
+from serving.settings import ServingSettings
+from storage.artifacts import digest
+from storage.postgres import Connection
+
+
+class Row(BaseModel):
+    """A frozen row of the registry."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Checkpoint(Row):
+    """Weights under an immutable id. kind: a whole model, or a LoRA adapter on one; path: absolute directory."""
+
+    checkpoint_id: str
+    kind: Literal["model", "adapter"]
+    parent_id: str | None
+    digest: str
+    path: str
+    manifest: dict[str, Any]
+    state: Literal["active", "retired"] = "active"
+    created_at: datetime | None = None
+
+
+class ReplicaProof(Row):
+    """What one engine replica found when it ran the checkpoint's canaries."""
+
+    checkpoint_id: str
+    replica_id: str
+    status: Literal["proven", "refused"]
+    proof: dict[str, Any]
+    proven_at: datetime
+    live: bool
+
+
+class Experiment(Row):
+    """An A/B test on an alias: units below `candidate_weight` (0 to 1) see the candidate."""
+
+    experiment_id: str
+    alias: str
+    salt: str
+    control_id: str
+    candidate_id: str
+    candidate_weight: float
+    state: Literal["running", "promoted", "rejected", "stopped"] = "running"
+    report: dict[str, Any] | None = None
+    started_at: datetime | None = None
+    stopped_at: datetime | None = None
+
+
+def register_checkpoint(connection: Connection, checkpoint: Checkpoint) -> None:
+    """Add a checkpoint; harmless when the same one is there. Raises CheckpointConflict, CheckpointUnknown (parent)."""
+    try:
+        with connection.transaction():
+            connection.execute(
+                "insert into checkpoints (checkpoint_id, kind, parent_id, digest, path, manifest, state) "
+                "values (%s, %s, %s, %s, %s, %s, %s) on conflict (checkpoint_id) do nothing",
+                (
+                    checkpoint.checkpoint_id,
+                    checkpoint.kind,
+                    checkpoint.parent_id,
+                    checkpoint.digest,
+                    checkpoint.path,
+                    Jsonb(checkpoint.manifest),
+                    checkpoint.state,
+                ),
+            )
+    except psycopg.errors.ForeignKeyViolation as error:
+        raise CheckpointUnknown(f"the parent {checkpoint.parent_id} is not registered") from error
+    stored = get_checkpoint(connection, checkpoint.checkpoint_id)
+    if (stored.digest, stored.kind, stored.parent_id) != (checkpoint.digest, checkpoint.kind, checkpoint.parent_id):
+        raise CheckpointConflict(f"{checkpoint.checkpoint_id} is registered with other weights or another parent")
+
+
+def get_checkpoint(connection: Connection, checkpoint_id: str) -> Checkpoint:
+    """One checkpoint. Raises CheckpointUnknown."""
+    row = connection.execute("select * from checkpoints where checkpoint_id = %s", (checkpoint_id,)).fetchone()
+    if row is None:
+        raise CheckpointUnknown(f"no checkpoint is called {checkpoint_id}")
+    return Checkpoint(**row)
+
+
+def list_checkpoints(connection: Connection, state: str | None = None) -> list[Checkpoint]:
+    """All checkpoints, oldest first; `state` narrows to active or retired ones."""
+    rows = connection.execute(
+        "select * from checkpoints where %(state)s::text is null or state = %(state)s "
+        "order by created_at, checkpoint_id",
+        {"state": state},
+    )
+    return [Checkpoint(**row) for row in rows]
+
+
+def retire_checkpoint(connection: Connection, checkpoint_id: str) -> None:
+    """Take a checkpoint out of service: engines unload it. Raises CheckpointUnknown, or ExperimentConflict in use."""
+    get_checkpoint(connection, checkpoint_id)
+    used = connection.execute(
+        "select alias from aliases where checkpoint_id = %(id)s union "
+        "select alias from experiments where state = 'running' and %(id)s in (control_id, candidate_id)",
+        {"id": checkpoint_id},
+    ).fetchall()
+    if used:
+        raise ExperimentConflict(f"{checkpoint_id} serves the alias {used[0]['alias']}; move that first")
+    connection.execute("update checkpoints set state = 'retired' where checkpoint_id = %s", (checkpoint_id,))
+
+
+def root_base_of(checkpoints: dict[str, Checkpoint], checkpoint_id: str) -> str:
+    """The model under an adapter (or the model itself), following parents. Raises CheckpointUnknown."""
+    current = checkpoints.get(checkpoint_id)
+    while current is not None and current.kind == "adapter":
+        current = checkpoints.get(current.parent_id or "")
+    if current is None:
+        raise CheckpointUnknown(f"{checkpoint_id} does not lead to a registered model")
+    return current.checkpoint_id
+
+
+def live_replicas(connection: Connection, timeout_s: float = 15.0) -> list[str]:
+    """Ids of the engine replicas whose last heartbeat is at most timeout_s seconds old."""
+    rows = connection.execute(
+        "select replica_id from engine_replicas where heartbeat_at > now() - make_interval(secs => %s) order by 1",
+        (timeout_s,),
+    )
+    return [row["replica_id"] for row in rows]
+
+
+def proofs(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0) -> list[ReplicaProof]:
+    """What each replica, live or gone, found about the checkpoint; newest first."""
+    live = set(live_replicas(connection, timeout_s))
+    rows = connection.execute(
+        "select * from checkpoint_replicas where checkpoint_id = %s order by proven_at desc", (checkpoint_id,)
+    )
+    return [ReplicaProof(**row, live=row["replica_id"] in live) for row in rows]
+
+
+def require_proven(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0) -> None:
+    """Raises CheckpointNotProven unless a replica lives and every live one has proven the checkpoint."""
+    found = {proof.replica_id: proof for proof in proofs(connection, checkpoint_id, timeout_s) if proof.live}
+    replicas = live_replicas(connection, timeout_s)
+    if not replicas:
+        raise CheckpointNotProven(f"no engine replica is live, so none has proven {checkpoint_id}")
+    for replica_id in replicas:
+        proof = found.get(replica_id)
+        if proof is None:
+            raise CheckpointNotProven(f"engine replica {replica_id} has not proven {checkpoint_id} yet")
+        if proof.status != "proven":
+            reason = proof.proof.get("reason", "no reason given")
+            raise CheckpointNotProven(f"engine replica {replica_id} refused {checkpoint_id}: {reason}")
+
+
+def resolve_alias(connection: Connection, alias: str) -> str:
+    """The checkpoint id that the alias names. Raises CheckpointUnknown."""
+    row = connection.execute("select checkpoint_id from aliases where alias = %s", (alias,)).fetchone()
+    if row is None:
+        raise CheckpointUnknown(f"no alias is called {alias}")
+    return str(row["checkpoint_id"])
+
+
+def move_alias(connection: Connection, alias: str, checkpoint_id: str, reason: str, *, timeout_s: float = 15.0) -> None:
+    """Point the alias at a checkpoint; harmless when it does already. Raises CheckpointNotProven, CheckpointUnknown."""
+    if get_checkpoint(connection, checkpoint_id).state != "active":
+        raise CheckpointNotProven(f"{checkpoint_id} is retired")
+    require_proven(connection, checkpoint_id, timeout_s)
+    _point_alias(connection, alias, checkpoint_id, reason)
+
+
+def _point_alias(connection: Connection, alias: str, checkpoint_id: str, reason: str) -> None:
+    before = connection.execute("select checkpoint_id from aliases where alias = %s for update", (alias,)).fetchone()
+    from_id = before["checkpoint_id"] if before else None
+    if from_id == checkpoint_id:
+        return
+    connection.execute(
+        "insert into aliases (alias, checkpoint_id) values (%s, %s) "
+        "on conflict (alias) do update set checkpoint_id = excluded.checkpoint_id, updated_at = now()",
+        (alias, checkpoint_id),
+    )
+    connection.execute(
+        "insert into alias_moves (alias, from_checkpoint_id, to_checkpoint_id, reason) values (%s, %s, %s, %s)",
+        (alias, from_id, checkpoint_id, reason),
+    )
+
+
+def ensure_base(connection: Connection, settings: ServingSettings) -> str:
+    """Register the base model under `flash-base-<6 of digest>` and, if the alias is new, point it there.
+
+    Returns the checkpoint id. The alias needs no proof here: gateways send nothing to an engine that has
+    not proven what it serves. Raises BaseNotPrepared when the model's manifest has no canaries.
+    """
+    from serving.canary import read_model_manifest
+
+    model = settings.model.resolve()
+    weights = sorted(model.glob("*.safetensors"))
+    if not weights:
+        raise BaseNotPrepared(f"{model} holds no safetensors; prepare the base model first")
+    manifest = read_model_manifest(model)
+    weights_digest = digest(weights)
+    checkpoint_id = f"{settings.alias}-base-{weights_digest[:6]}"
+    register_checkpoint(
+        connection,
+        Checkpoint(
+            checkpoint_id=checkpoint_id,
+            kind="model",
+            parent_id=None,
+            digest=weights_digest,
+            path=str(Path(model)),
+            manifest=manifest,
+        ),
+    )
+    known = connection.execute("select 1 from aliases where alias = %s", (settings.alias,)).fetchone()
+    if known is None:
+        _point_alias(connection, settings.alias, checkpoint_id, "first start")
+    return checkpoint_id
+
+
+def start_experiment(
+    connection: Connection, *, alias: str, control_id: str, candidate_id: str, candidate_weight: float
+) -> Experiment:
+    """Begin an A/B test on the alias. Raises ExperimentConflict when one runs, CheckpointUnknown for a wrong id."""
+    if control_id == candidate_id or not 0 <= candidate_weight <= 1:
+        raise ExperimentConflict("an experiment needs two checkpoints and a weight between 0 and 1")
+    for checkpoint_id in (control_id, candidate_id):
+        get_checkpoint(connection, checkpoint_id)
+    experiment_id, salt = f"exp-{uuid7().hex}", uuid7().hex
+    try:
+        with connection.transaction():
+            connection.execute(
+                "insert into experiments (experiment_id, alias, salt, control_id, candidate_id, candidate_weight) "
+                "values (%s, %s, %s, %s, %s, %s)",
+                (experiment_id, alias, salt, control_id, candidate_id, candidate_weight),
+            )
+    except psycopg.errors.UniqueViolation as error:
+        raise ExperimentConflict(f"an experiment runs on {alias} already; stop it first") from error
+    started = running_experiment(connection, alias)
+    assert started is not None
+    return started
+
+
+def stop_experiment(
+    connection: Connection,
+    experiment_id: str,
+    state: Literal["promoted", "rejected", "stopped"],
+    report: dict[str, Any],
+) -> None:
+    """End a running experiment; harmless when it ended in the same state. Raises ExperimentConflict otherwise."""
+    row = connection.execute(
+        "update experiments set state = %s, report = %s, stopped_at = now() "
+        "where experiment_id = %s and state = 'running' returning experiment_id",
+        (state, Jsonb(report), experiment_id),
+    ).fetchone()
+    if row is None:
+        ended = connection.execute(
+            "select state from experiments where experiment_id = %s", (experiment_id,)
+        ).fetchone()
+        if ended is None or ended["state"] != state:
+            found = "does not exist" if ended is None else f"is {ended['state']}"
+            raise ExperimentConflict(f"experiment {experiment_id} {found}")
+
+
+def running_experiment(connection: Connection, alias: str) -> Experiment | None:
+    """The experiment that runs on the alias, if any."""
+    row = connection.execute("select * from experiments where alias = %s and state = 'running'", (alias,)).fetchone()
+    return None if row is None else Experiment(**row)

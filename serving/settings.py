@@ -1,0 +1,69 @@
+"""Settings of the serving room."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class CanaryTolerance(BaseModel):
+    """How far the engine's log-probabilities (nats a token) may lie from the manifest's.
+
+    The noise floor: a bfloat16 engine against bfloat16 and float32 transformers on one CPU differed by
+    0.02 to 0.03 on average and by at most 0.4; a wrongly compiled engine by more than 1.
+    mean_nats, max_nats: bounds on the average and on the largest absolute difference.
+    min_effect_nats: an adapter that moves the canaries by less than this (mean absolute difference from
+    its parent, by its own manifest) can't be told from its parent, so it can't be proven.
+    min_slope: how much of the manifest's difference from the parent the engine must show (1 is all of it).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mean_nats: float = Field(default=0.08, gt=0)
+    max_nats: float = Field(default=1.0, gt=0)
+    min_effect_nats: float = Field(default=0.02, ge=0)
+    min_slope: float = Field(default=0.5, ge=0, le=1)
+
+
+class ServingSettings(BaseModel):
+    """How the API and the engines run.
+
+    host, port: where the API listens. alias: the name that people use for the current checkpoint.
+    model: directory of the base model (safetensors and a manifest.json with canaries).
+    max_model_len: context in tokens. kv_cache_gib: cache of the CPU engine, GiB.
+    max_num_seqs: sequences the engine works on at once. max_loras: adapters in one batch;
+    max_cpu_loras: adapters kept in memory. lora_modules: the layers that an adapter may change. request_timeout_s: longest answer. max_body_bytes: largest request.
+    max_concurrency: requests under way in one gateway; more are answered with 503.
+    poll_interval_s: how old a key, alias or experiment may be in a gateway or engine.
+    replica_timeout_s: an engine replica without a heartbeat for so long counts as gone.
+    drain_timeout_s: how long running streams may go on after stop. ray_address: an existing Ray; empty
+    starts a local one. engine_cpus: logical CPUs that an engine replica reserves.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+    alias: str = "flash"
+    model: Path = Path(".flywheel/models/smollm2-135m-instruct")
+    dtype: Literal["bfloat16", "float16", "float32", "auto"] = "bfloat16"
+    enforce_eager: bool = True
+    max_model_len: int = Field(default=1024, ge=16)
+    kv_cache_gib: int = Field(default=1, ge=1)
+    max_num_seqs: int = Field(default=32, ge=1)
+    max_loras: int = Field(default=2, ge=1)
+    max_cpu_loras: int = Field(default=16, ge=1)
+    max_lora_rank: int = Field(default=16, ge=1)
+    lora_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    engine_replicas: int = Field(default=1, ge=1)
+    engine_cpus: float = Field(default=1, gt=0)
+    gateway_replicas: int = Field(default=1, ge=1)
+    request_timeout_s: float = Field(default=300, gt=0)
+    max_body_bytes: int = Field(default=1 << 19, ge=1)
+    max_concurrency: int = Field(default=256, ge=1)
+    poll_interval_s: float = Field(default=0.5, gt=0)
+    replica_timeout_s: float = Field(default=15, gt=0)
+    drain_timeout_s: float = Field(default=30, ge=0)
+    start_timeout_s: float = Field(default=300, gt=0)
+    canary_tolerance: CanaryTolerance = CanaryTolerance()
+    ray_address: str = ""
