@@ -17,14 +17,14 @@ import psutil
 from flywheel import processes
 from flywheel.components import Component, Step
 from flywheel.settings import Settings
-from flywheel.state import ComponentState, StepState
+from flywheel.state import ComponentState, StepState, forget_begin, has_begun_for
 
-_ALIVE_IS_READY_AFTER_S = 1.0
+_WORKING_IS_READY_AFTER_S = 1.0
 _LOG_BYTES_BEFORE_ROTATION = 16 << 20
 
 
 class Child:
-    """The process of one entry of the table. `died_before_ready` counts the failures of this start."""
+    """The process of one entry of the table. `deaths` counts the failures of this start."""
 
     def __init__(self, entry: Step | Component, settings: Settings, arguments: Sequence[str]) -> None:
         self.entry = entry
@@ -37,7 +37,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff_s = settings.supervisor.backoff_first_s
         self.next_start = 0.0
-        self.died_before_ready = 0
+        self.deaths = 0
 
     @property
     def pid(self) -> int | None:
@@ -63,10 +63,11 @@ class Child:
         return self._process.poll() if self._process else 0
 
     def is_ready(self) -> bool:
-        """Whether it does its work: its own probe, or one second of being alive."""
+        """Whether it does its work: its own probe, or that it began to work and did not fail at once."""
         assert isinstance(self.entry, Component)
+        assert self._process is not None
         if self.entry.ready is None:
-            return self.runs_for_s > _ALIVE_IS_READY_AFTER_S
+            return has_begun_for(self._settings.home, self._process.pid) > _WORKING_IS_READY_AFTER_S
         return self.entry.ready(self._settings)
 
     def ask_to_stop(self) -> None:
@@ -81,6 +82,7 @@ class Child:
             return 0
         left = processes.kill_until_gone(self._whole)
         self._process.poll()
+        forget_begin(self._settings.home, self._process.pid)
         self._process = None
         return left
 

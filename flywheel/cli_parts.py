@@ -3,12 +3,13 @@
 A component runs until SIGTERM or SIGINT, then drains within its own bounds and ends with exit code 0.
 """
 
-import logging
 import signal
 import threading
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from telemetry.logs import set_up_logs
 
 if TYPE_CHECKING:
     from flywheel.settings import Settings
@@ -26,22 +27,18 @@ def set_options(context: typer.Context) -> list[str]:
     return [f"--set={assignment}" for assignment in context.obj]
 
 
-def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set.
+def begin(settings: "Settings") -> threading.Event:
+    """Tell the supervisor that the imports are done; returns an event that SIGTERM and SIGINT set.
 
     The handler leaves the setting to a thread: it may interrupt the very code that holds the event's lock.
     """
+    from flywheel.state import announce
+
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=stop.set).start())
+    announce(settings.home)
     return stop
-
-
-def log_to_output() -> None:
-    """Our rooms at level INFO, everybody else's at WARNING, on standard error."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for room in ("flywheel", "serving", "feedback", "reward", "rounds", "storage"):
-        logging.getLogger(room).setLevel(logging.INFO)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -62,8 +59,7 @@ def serve(context: typer.Context) -> None:
     from serving.app import run
 
     settings = settings_of(context)
-    log_to_output()
-    run(settings.serving, settings.feedback, settings.storage.dsn, stop_on_signals())
+    run(settings.serving, settings.feedback, settings.storage.dsn, begin(settings), run_dir=settings.run)
 
 
 def relay(context: typer.Context) -> None:
@@ -71,8 +67,8 @@ def relay(context: typer.Context) -> None:
     from feedback.relay import run
 
     settings = settings_of(context)
-    log_to_output()
-    run(settings.feedback, stop_on_signals())
+    set_up_logs()
+    run(settings.feedback, begin(settings))
 
 
 def ingest(context: typer.Context) -> None:
@@ -80,17 +76,27 @@ def ingest(context: typer.Context) -> None:
     from feedback.ingest import run
 
     settings = settings_of(context)
-    log_to_output()
-    run(settings.feedback, settings.storage.dsn, stop_on_signals())
+    set_up_logs()
+    run(settings.feedback, settings.storage.dsn, begin(settings))
 
 
 def controller(context: typer.Context) -> None:
     """Turn the wheel whenever enough new votes are in."""
     from rounds.controller import run
+    from serving.app import ADDRESS_FILE
 
     settings = settings_of(context)
-    log_to_output()
-    run(settings, settings.storage.dsn, stop_on_signals())
+    set_up_logs()
+    run(
+        settings.rounds,
+        settings.reward,
+        dsn=settings.storage.dsn,
+        artifacts=settings.storage.artifacts,
+        base_model=settings.serving.model,
+        alias=settings.serving.alias,
+        ray_address_file=settings.run / ADDRESS_FILE,
+        stop=begin(settings),
+    )
 
 
 def postgres(context: typer.Context) -> None:

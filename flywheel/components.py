@@ -29,7 +29,8 @@ class Step:
 class Component:
     """Runs for good.
 
-    ready: whether it does its work by now; asked a few times a second until it says so once.
+    ready: whether it does its work by now; asked a few times a second until it says so once. Without one it
+        is ready when it has begun (`state.announce`) and did not fail at once.
     stop_signal: asks it to drain and end. death_signal: what the kernel sends when the supervisor dies.
     """
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from flywheel import processes
-from flywheel.state import TERMINAL, PlatformState, ProcessState, read_state, write_state
+from flywheel.state import TERMINAL, PlatformState, ProcessState, forget_all_begins, read_state, write_state
 
 LOCK_HELD = 3
 
@@ -27,6 +27,7 @@ def guard(home: Path, arguments: list[str]) -> int:
         return LOCK_HELD
     processes.become_subreaper()
     _sweep(home)
+    forget_all_begins(home)
     me = os.getpid()
     write_state(
         home, PlatformState(began_at=time.time(), guardian=ProcessState(pid=me, started_at=processes.started_at(me)))

