@@ -5,14 +5,17 @@ started is gone; all of Ray listens on 127.0.0.1. With `ray_address` the applica
 Ray, which is left running. Sets environment variables of this process, so it wants a process of its own.
 """
 
+import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from feedback.settings import FeedbackSettings
@@ -48,7 +51,8 @@ def run(
     folder = Path(tempfile.mkdtemp(prefix="fw-"))  # short: Ray and HAProxy put sockets below it
     address_file = run_dir / ADDRESS_FILE if run_dir is not None else None
     try:
-        address = _start_ray(settings, folder)
+        with _signals_kept():
+            address = _start_ray(settings, folder)
         if address_file is not None:
             address_file.parent.mkdir(parents=True, exist_ok=True)
             address_file.write_text(address, encoding="utf-8")
@@ -57,8 +61,24 @@ def run(
     finally:
         if address_file is not None:
             address_file.unlink(missing_ok=True)
-        _shut_down(settings)
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            _shut_down(settings)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """ray.init puts its own handler on SIGTERM, one that exits at once; put the caller's back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _start_ray(settings: ServingSettings, folder: Path) -> str:

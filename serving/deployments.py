@@ -28,6 +28,22 @@ from telemetry.logs import set_up_logs
 log = logging.getLogger(__name__)
 
 
+def listen_locally() -> None:
+    """Bind this replica's own gRPC server, by which Serve may reach it, to 127.0.0.1.
+
+    Ray Serve 2.60 writes `[::]` into its code and has no setting for it, so the one function that binds is
+    wrapped here. Call it in a deployment's constructor: the server starts after that.
+    """
+    from ray.serve._private import replica
+
+    bind = replica.add_port_to_grpc_server
+
+    def bind_locally(server: Any, address: str) -> int:
+        return int(bind(server, address.replace("[::]", "127.0.0.1")))
+
+    replica.add_port_to_grpc_server = bind_locally
+
+
 class RayCall:
     """A running call of an engine replica."""
 
@@ -68,6 +84,8 @@ class GatewayReplica:
         self, engine: DeploymentHandle, settings: ServingSettings, feedback: FeedbackSettings, dsn: str
     ) -> None:
         set_up_logs()
+        if not settings.ray_address:
+            listen_locally()
         self._outbox = Outbox.open(
             feedback.outbox, max_pending=feedback.outbox_max_pending, max_queued=feedback.outbox_max_queued
         )
@@ -95,13 +113,23 @@ class GatewayReplica:
         )
 
 
+class EngineDeployment(EngineReplica):
+    """The engine replica, with what only a Serve replica needs."""
+
+    async def __init__(self, settings: ServingSettings, base_checkpoint_id: str, dsn: str) -> None:
+        set_up_logs()
+        if not settings.ray_address:
+            listen_locally()
+        await super().__init__(settings, base_checkpoint_id, dsn)  # type: ignore[misc]
+
+
 def build_application(
     settings: ServingSettings, feedback: FeedbackSettings, base_checkpoint_id: str, dsn: str, omp_threads: int
 ) -> Any:
     """The bound Serve application. omp_threads: threads of the CPU engine."""
     quiet = {"enable_access_log": False}
     engine = serve.deployment(
-        EngineReplica,
+        EngineDeployment,
         name="engine",
         num_replicas=settings.engine_replicas,
         max_ongoing_requests=2 * settings.max_concurrency * settings.gateway_replicas,

@@ -17,6 +17,7 @@ from serving.errors import BodyTooLarge, InvalidRequest
 
 # OpenAI's fields that are this platform's business and not the engine's.
 NOT_FOR_THE_ENGINE = ("store", "metadata", "safety_identifier", "user", "checkpoints", "prompt_cache_key")
+_SCALARS = ("str", "int", "float", "bool")
 CONTENT_FIELDS = ("messages", "model", "stream", "stream_options", *NOT_FOR_THE_ENGINE)
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -138,12 +139,12 @@ def invalid_field(error: ValidationError, *, skip: int = 0) -> InvalidRequest:
 
 
 def _path(location: Sequence[int | str]) -> str:
-    """`messages[0].role`; pydantic's names of union members are left out."""
+    """`messages[0].role`; the names that pydantic gives to the members of a union are left out."""
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier():
+        elif part.isidentifier() and part not in _SCALARS:
             path += f".{part}" if path else part
     return path
 

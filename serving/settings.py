@@ -32,12 +32,14 @@ class ServingSettings(BaseModel):
     model: directory of the base model (safetensors and a manifest.json with canaries).
     max_model_len: context in tokens. kv_cache_gib: cache of the CPU engine, GiB.
     max_num_seqs: sequences the engine works on at once. max_loras: adapters in one batch;
-    max_cpu_loras: adapters kept in memory. lora_modules: the layers that an adapter may change. request_timeout_s: longest answer. max_body_bytes: largest request.
-    max_concurrency: requests under way in one gateway; more are answered with 503.
-    poll_interval_s: how old a key, alias or experiment may be in a gateway or engine.
+    max_cpu_loras: adapters kept in memory; lora_modules: the layers that an adapter may change.
+    engine_cpus: logical CPUs that an engine replica reserves in Ray.
+    request_timeout_s: longest answer. max_body_bytes: largest request; what it asks and what is answered
+    must fit in one record of the log. max_concurrency: requests under way in one gateway; more are
+    answered with 503. poll_interval_s: how old a key, alias or experiment may be in a gateway or engine.
     replica_timeout_s: an engine replica without a heartbeat for so long counts as gone.
-    drain_timeout_s: how long running streams may go on after stop. ray_address: an existing Ray; empty
-    starts a local one. engine_cpus: logical CPUs that an engine replica reserves.
+    drain_timeout_s: how long running streams may go on after stop. start_timeout_s: for the engine's start.
+    ray_address: an existing Ray; empty starts a local one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,0 +1,173 @@
+"""Twins for the gateway's seams: an engine that answers from a script, and a router that stands still."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from feedback.events import AnyEvent, Interaction
+from serving.asgi import Head
+from serving.errors import UpstreamError
+from serving.gateway import Gateway, build_app
+from serving.keys import ApiKey, digest_of
+from serving.recorder import Recorder
+from serving.registry import Experiment
+from serving.routing import RoutingTable
+from serving.settings import ServingSettings
+
+SECRET = "fw-test-secret"
+BASE = "flash-base-000000"
+CANDIDATE = "flash-r0001-000000"
+ASK: dict[str, Any] = {"model": "flash", "messages": [{"role": "user", "content": "Hi?"}]}
+
+
+def build_table(**overrides: Any) -> RoutingTable:
+    """Two servable checkpoints, one alias, one key with all scopes but admin."""
+    key = ApiKey("key-1", "test", frozenset({"inference", "feedback", "evaluate"}))
+    values: dict[str, Any] = {
+        "keys": {digest_of(SECRET): key},
+        "aliases": {"flash": BASE},
+        "active": {BASE: 1, CANDIDATE: 2},
+        "servable": frozenset({BASE, CANDIDATE}),
+    }
+    return RoutingTable(**{**values, **overrides})
+
+
+def build_experiment(**overrides: Any) -> Experiment:
+    """A running test of CANDIDATE against BASE, half and half."""
+    values: dict[str, Any] = {
+        "experiment_id": "exp-1",
+        "alias": "flash",
+        "salt": "salt",
+        "control_id": BASE,
+        "candidate_id": CANDIDATE,
+        "candidate_weight": 0.5,
+    }
+    return Experiment(**{**values, **overrides})
+
+
+@dataclass
+class StillRouter:
+    """A router whose table changes only when a test changes it."""
+
+    table: RoutingTable = field(default_factory=build_table)
+
+    async def fresh(self) -> RoutingTable:
+        return self.table
+
+
+@dataclass
+class MemoryOutbox:
+    """An outbox that remembers; `error` makes it refuse."""
+
+    events: list[AnyEvent] = field(default_factory=list)
+    error: Exception | None = None
+
+    def append(self, events: Sequence[AnyEvent]) -> "Future[list[str]]":
+        if self.error is not None:
+            raise self.error
+        future: Future[list[str]] = Future()
+        known = {event.event_id for event in self.events}
+        future.set_result(["duplicate" if event.event_id in known else "accepted" for event in events])
+        self.events += [event for event in events if event.event_id not in known]
+        return future
+
+    @property
+    def interactions(self) -> list[Interaction]:
+        return [event for event in self.events if isinstance(event, Interaction)]
+
+
+class ScriptedCall:
+    """One call of the scripted engine."""
+
+    def __init__(self, messages: AsyncIterator[Head | bytes]) -> None:
+        self._messages = messages
+        self.cancelled = False
+
+    def __aiter__(self) -> "ScriptedCall":
+        return self
+
+    async def __anext__(self) -> Head | bytes:
+        return await anext(self._messages)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers `words`, streamed or whole. pause_s: between words; fail_after: words before it dies."""
+
+    words: Sequence[str] = ("Hello", " there", ".")
+    finish_reason: str = "stop"
+    pause_s: float = 0.0
+    fail_after: int | None = None
+    refusal: tuple[int, bytes] | None = None
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    calls: list[ScriptedCall] = field(default_factory=list)
+
+    def call(self, path: str, headers: list[tuple[str, str]], body: bytes) -> ScriptedCall:
+        self.requests.append(json.loads(body))
+        self.headers.append(dict(headers))
+        call = ScriptedCall(self._answer(self.requests[-1], self.headers[-1]))
+        self.calls.append(call)
+        return call
+
+    async def _answer(self, request: dict[str, Any], headers: dict[str, str]) -> AsyncIterator[Head | bytes]:
+        if self.refusal is not None:
+            yield self.refusal[0], []
+            yield self.refusal[1]
+            return
+        yield 200, []
+        frame = {"id": f"chatcmpl-{headers['x-request-id']}", "model": request["model"]}
+        usage = {"prompt_tokens": 5, "completion_tokens": len(self.words)}
+        for number, word in enumerate(self.words):
+            await asyncio.sleep(self.pause_s)
+            if number == self.fail_after:
+                raise UpstreamError("The engine stopped while it worked on this request.")
+            if request.get("stream"):
+                yield _event({**frame, "choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})
+        if not request.get("stream"):
+            message = {"role": "assistant", "content": "".join(self.words)}
+            choice = {"index": 0, "message": message, "finish_reason": self.finish_reason}
+            yield json.dumps({**frame, "choices": [choice], "usage": usage}).encode()
+            return
+        yield _event({**frame, "choices": [{"index": 0, "delta": {}, "finish_reason": self.finish_reason}]})
+        if (request.get("stream_options") or {}).get("include_usage"):
+            yield _event({**frame, "choices": [], "usage": usage})
+        yield b"data: [DONE]\n\n"
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+@dataclass
+class Bench:
+    """A gateway on twins, and a client that speaks to it."""
+
+    engine: ScriptedEngine = field(default_factory=ScriptedEngine)
+    router: StillRouter = field(default_factory=StillRouter)
+    outbox: MemoryOutbox = field(default_factory=MemoryOutbox)
+    settings: ServingSettings = field(default_factory=ServingSettings)
+
+    def __post_init__(self) -> None:
+        self.gateway = Gateway(self.settings, self.engine, self.router, Recorder(self.outbox))
+        self.app: FastAPI = build_app(self.gateway)
+
+    def client(self, secret: str = SECRET) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app, raise_app_exceptions=False),
+            base_url="http://gateway",
+            headers={"authorization": f"Bearer {secret}"},
+        )
+
+    async def ask(self, **fields: Any) -> httpx.Response:
+        async with self.client() as client:
+            return await client.post("/v1/chat/completions", json={**ASK, **fields})
