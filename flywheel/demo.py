@@ -70,7 +70,7 @@ def run(settings: Settings, *, raters: str, seed: int, arguments: Sequence[str])
         f"serving.model={settings.serving.model}",
         f"rounds.controller.new_preferences={VOTES}",
         f"rounds.controller.seed={100 * seed}",
-        *(argument for argument in arguments if argument != "--set"),
+        *(argument.removeprefix("--set=") for argument in arguments if not argument.startswith("--set=home=")),
     ) as platform:
         with phases.phase("model", "Preparing the base model") as say:
             prepare_base_model(settings, say)

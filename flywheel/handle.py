@@ -27,7 +27,7 @@ class Platform:
             *assignments,
         ]
         self.settings = load_settings(**parse_assignments(assigned))
-        self._arguments = [part for assignment in assigned for part in ("--set", assignment)]
+        self._arguments = [f"--set={assignment}" for assignment in assigned]
         self._started = False
 
     def __enter__(self) -> "Platform":

@@ -28,11 +28,12 @@ def run_on_ray(
 
     address_file: where the platform wrote the address of its Ray. Raises WorkLost, WorkFailed.
     """
+    address = _read_address(address_file)
     import ray
     from ray.exceptions import RayError, RayTaskError
 
     try:
-        _connect(address_file)
+        _connect(address)
         # One call a worker: torch's memory is given back, and no state leaks from one round to the next.
         task = ray.remote(max_calls=1, max_retries=0, num_cpus=settings.work_cpus, num_gpus=settings.work_gpus)(
             function
@@ -53,13 +54,21 @@ def run_on_ray(
         raise WorkLost(f"{function.__name__} was lost with its worker: {error}") from error
 
 
-def _connect(address_file: Path) -> None:
-    """Join the platform's Ray; again when it was restarted under another address."""
-    import ray
-
+def _read_address(address_file: Path) -> str:
+    """The address of the platform's Ray; prepares this process for one on the loopback interface."""
     if not address_file.exists():
         raise WorkLost(f"Ray is not up yet: {address_file} is missing")
     address = address_file.read_text(encoding="utf-8").strip()
+    if address.startswith("127."):
+        # Read when ray is imported; otherwise it replaces a loopback address by the machine's own.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    return address
+
+
+def _connect(address: str) -> None:
+    """Join the platform's Ray; again when it was restarted under another address."""
+    import ray
+
     if ray.is_initialized():
         if ray.get_runtime_context().gcs_address == address:
             return

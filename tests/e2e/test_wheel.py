@@ -75,9 +75,9 @@ def the_wheel_turns_on_a_tiny_random_model(tmp_path: Path) -> None:
         assert states[7] in ("promoted", "rejected")
         lineage = wheel.round().context
         manifest = json.loads((Path(lineage["checkpoint_path"]) / "manifest.json").read_text())
-        assert manifest["parent_id"] == lineage["parent_id"]
-        assert manifest["snapshot_id"] == lineage["snapshot_id"]
-        assert manifest["reward_model_id"] == lineage["reward_model_id"]
+        assert manifest["lineage"]["parent_id"] == lineage["parent_id"]
+        assert manifest["lineage"]["snapshot_id"] == lineage["snapshot_id"]
+        assert manifest["lineage"]["reward_model_id"] == lineage["reward_model_id"]
         audit = platform.audit_when_drained()
         assert audit["clean"], audit
 
