@@ -17,7 +17,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,24 @@ def run(settings: FeedbackSettings, stop: threading.Event) -> Counter[str]:
 
 
 class Relay:
-    """The relay's work in steps. Holds one producer and one connection per outbox file; one thread."""
+    """The relay's work in steps. Holds one producer and one connection per outbox file; one thread.
 
-    def __init__(self, settings: FeedbackSettings) -> None:
+    connect_logs, connect_producer: the seam to Kafka; each makes a new connection.
+    """
+
+    def __init__(
+        self,
+        settings: FeedbackSettings,
+        connect_logs: Callable[[FeedbackSettings], Any] = Logs,
+        connect_producer: Callable[[FeedbackSettings], Any] = make_producer,
+    ) -> None:
         self.counters: Counter[str] = Counter(sent=0, failed=0, redriven=0, dead_lettered=0, pruned=0, retries=0)
         self._settings = settings
+        self._connect_logs = connect_logs
+        self._connect_producer = connect_producer
         self._files: dict[Path, OutboxFile] = {}
         self._driven: dict[tuple[Path, str], str] = {}
-        self._logs: Logs | None = None
+        self._logs: Any = None
         self._producer: Any = None
         self._singly: set[Path] = set()
         self._checked_at = 0.0
@@ -115,10 +125,10 @@ class Relay:
 
     def _current_logs(self) -> dict[str, TopicLog]:
         if self._logs is None:
-            self._logs = Logs(self._settings)
+            self._logs = self._connect_logs(self._settings)
             self._logs.ensure()
         try:
-            logs = self._logs.current()
+            logs: dict[str, TopicLog] = self._logs.current()
         except LogChanged:  # the topics are gone: the broker restarted empty
             self._logs.ensure()
             logs = self._logs.current()
@@ -211,7 +221,7 @@ class Relay:
 
     def _offer(self, topic: str, key: bytes | None, value: bytes | None, headers: Any, accepted_at: float) -> Any:
         if self._producer is None:
-            self._producer = make_producer(self._settings)
+            self._producer = self._connect_producer(self._settings)
         return self._producer.send(topic, key=key, value=value, headers=headers, timestamp_ms=int(accepted_at * 1000))
 
     def _prune(self, files: Sequence[OutboxFile]) -> None:

@@ -18,7 +18,7 @@ from storage.postgres import connect
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("serving", "feedback", "reward", "rounds")
-START_WITHIN_S = 30.0
+START_WITHIN_S = 60.0
 
 
 def free_port() -> int:
@@ -72,15 +72,16 @@ class Postgres:
             f"run_postgres(Path({str(self.home)!r}))"
         )
         deadline = time.monotonic() + START_WITHIN_S
+        self.process = _start(code)
         while True:
-            self.process = _start(code)
             try:
-                wait_for_database(embedded_dsn(self.home, "postgres"), within_s=10)
+                wait_for_database(embedded_dsn(self.home, "postgres"), within_s=1)
                 return self
             except DatabaseUnreachable:
-                # After a SIGKILL it refuses to start until the last child of the old one has noticed.
                 assert time.monotonic() < deadline, "PostgreSQL does not start"
-                self.kill()
+            if self.process.poll() is not None:
+                # After a SIGKILL it refuses to start until the last child of the old one has noticed.
+                self.process = _start(code)
 
     def kill(self) -> None:
         """SIGKILL the postmaster; its children notice and end."""

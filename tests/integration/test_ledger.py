@@ -1,11 +1,15 @@
 """The ledger over real parts: outbox → relay → broker → ingest → PostgreSQL."""
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
+from kafka import KafkaConsumer
 
 from feedback.audit import audit
 from feedback.errors import LogError, StaleOwner
@@ -13,7 +17,8 @@ from feedback.events import FEEDBACK_TOPIC, INTERACTIONS_TOPIC, AnyEvent, to_rec
 from feedback.ingest import Ingest
 from feedback.relay import Relay
 from feedback.settings import FeedbackSettings
-from feedback.topics import Logs, make_producer
+from feedback.topics import DEAD_LETTER_SUFFIX, Logs, client_options, make_producer
+from storage.postgres import connect
 from tests.helpers.events_built import build_comparison, build_interaction, build_preference, build_thumb
 from tests.helpers.ledger import accept, ledger_settings, rows, running, stored_ids, wait_for
 from tests.helpers.servers import Broker, Postgres
@@ -31,6 +36,16 @@ def publish(settings: FeedbackSettings, events: Sequence[AnyEvent]) -> None:
         topic, key, value, headers = to_record(event)
         producer.send(topic, key=key, value=value, headers=headers).get(5)
     producer.close(timeout=2)
+
+
+def read_topic(settings: FeedbackSettings, topic: str, *, count: int) -> list[Any]:
+    """The first `count` records of a topic."""
+    consumer = KafkaConsumer(
+        topic, **client_options(settings), auto_offset_reset="earliest", consumer_timeout_ms=10_000
+    )
+    records = list(itertools.islice(consumer, count))
+    consumer.close()
+    return records
 
 
 def step_until(ingest: Ingest, condition: Callable[[], bool], *, forgiving: bool = False) -> None:
@@ -145,6 +160,49 @@ def a_record_that_cannot_be_read_becomes_a_dead_letter_and_stops_nobody(
     ]
     assert [row["error_class"] for row in kept] == ["ValidationError", "ValueError", "UniqueViolation"]
     assert {row["event_id"] for row in kept} == {"the-id"}
+    letters = {letter.value: letter for letter in read_topic(settings, FEEDBACK_TOPIC + DEAD_LETTER_SUFFIX, count=2)}
+    headers = letters[b"\xff not json"].headers
+    assert letters[b"\xff not json"].key == b"one"
+    assert headers[:2] == [("ce_id", b"the-id"), ("x", b"\x00\xff")]
+    assert dict(headers)["__connect.errors.topic"] == FEEDBACK_TOPIC.encode()
+    assert dict(headers)["__connect.errors.exception.class.name"] == b"ValidationError"
+    assert dict(headers)["__connect.errors.offset"].isdigit()
+
+
+def two_ingests_at_once_store_every_event_once(tmp_path: Path, broker: Broker, dsn: str) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers, ingest_batch=20)
+    votes = [build_thumb() for _ in range(300)]
+    with running(settings, dsn), running(settings, dsn):
+        for start in range(0, 300, 50):
+            accept(tmp_path, votes[start : start + 50])
+        wait_for(lambda: len(stored_ids(dsn)) == 300)
+    assert sorted(stored_ids(dsn)) == sorted(vote.event_id for vote in votes)
+    assert audit(settings, dsn).clean
+
+
+def a_batch_that_fails_on_its_way_leaves_neither_rows_nor_a_moved_offset(
+    tmp_path: Path, broker: Broker, dsn: str
+) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    votes = [build_thumb() for _ in range(10)]
+    publish(settings, votes)
+    producer = make_producer(settings)
+    producer.send(FEEDBACK_TOPIC, key=b"one", value=b"not json").get(5)
+    producer.close(timeout=2)
+    with connect(dsn) as connection:
+        connection.execute("alter table dead_letters rename to hidden")
+    ingest = Ingest(settings, dsn)
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        step_until(ingest, lambda: False)
+    ingest.disconnect()
+    committed = len(stored_ids(dsn))  # batches of other partitions may have gone before
+    assert rows(dsn, "select sum(next_offset)::int as read from ingest_offsets") == [{"read": committed}]
+    with connect(dsn) as connection:
+        connection.execute("alter table hidden rename to dead_letters")
+    step_until(ingest, lambda: ingest.counters["dead_lettered"] == 1 and len(stored_ids(dsn)) == 10)
+    ingest.disconnect()
+    assert ingest.counters["read"] == 11
+    assert sorted(stored_ids(dsn)) == sorted(vote.event_id for vote in votes)
 
 
 def an_oversized_event_is_a_dead_letter_of_the_relay_and_blocks_nobody(
