@@ -50,6 +50,12 @@ class StreamCapture:
             events = [event for event in events if not _is_usage_event(event)]
         return b"".join(events)
 
+    def refusal(self) -> bytes | None:
+        """The error, if the stream begins with one: vLLM checks some fields only after it has said 200."""
+        if self._events and b'"error"' in self._events[0] and "error" in _payload(self._events[0]):
+            return json.dumps(_payload(self._events[0])).encode()
+        return None
+
     def flush(self) -> bytes:
         """What is left when the stream ended inside an event."""
         rest, self._rest = self._rest, b""

@@ -85,6 +85,7 @@ class Exchange:
         self._ended_by: Status | None = "client_abort"  # until it is known to have ended otherwise
         self._error: str | None = None
         self._call: EngineCall | None = None
+        self._held: bytes | None = None  # the first piece, read before the client is told 200
 
     @property
     def overhead_s(self) -> float:
@@ -92,7 +93,7 @@ class Exchange:
         return max(0.0, time.perf_counter() - self._started - self._engine_s)
 
     async def open(self, engine: EngineClient, **overrides: Any) -> None:
-        """Send the request and wait until the engine answers 200. `overrides` replace fields of the body.
+        """Send the request and wait until the engine answers well. `overrides` replace fields of the body.
 
         Raises InvalidRequest or NotFound for the engine's 4xx, UpstreamError, RequestTimeout.
         """
@@ -110,9 +111,20 @@ class Exchange:
             raise self._failed(UpstreamError("The engine sent no status."))
         if head[0] != 200:
             raise self._failed(_engine_error(head[0], await self._rest()))
+        if self._stream:
+            self._held = await self._next_piece()
+            refusal = self._capture.refusal()
+            if refusal is not None:
+                raise self._failed(_engine_error(_status_in(refusal), refusal))
 
     async def next_piece(self) -> bytes | None:
         """The client's next bytes (perhaps none yet), or None at the end. Raises UpstreamError, RequestTimeout."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            return held
+        return await self._next_piece()
+
+    async def _next_piece(self) -> bytes | None:
         piece = await self._receive()
         if piece is None:
             self._ended_by = None
@@ -201,6 +213,12 @@ class Exchange:
             self._ended_by = "upstream_error"
         self._error = error.message
         return error
+
+
+def _status_in(refusal: bytes) -> int:
+    error = json.loads(refusal)["error"]
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) else 500
 
 
 def _engine_error(status: int, body: bytes) -> ApiError:

@@ -377,3 +377,11 @@ async def a_fault_of_ours_is_told_without_its_trace() -> None:
     answer = await bench.ask()
     check_error(answer, 500, "internal_error")
     assert "secret detail" not in answer.text
+
+
+async def a_refusal_that_comes_inside_a_stream_is_a_refusal() -> None:
+    refusal = b'data: {"error": {"message": "no such token", "type": "x", "param": "logit_bias", "code": 400}}\n\n'
+    bench = Bench(engine=ScriptedEngine(refusal=(200, refusal)))
+    error = check_error(await bench.ask(stream=True), 400)
+    assert (error["message"], error["param"]) == ("no such token", "logit_bias")
+    assert not bench.outbox.events

@@ -1,5 +1,6 @@
 """Laws of serving's pure parts: assignment, capture, keys, canaries, the request reader, HAProxy's configuration."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from serving.assignment import assign, point_of
 from serving.canary import judge_canaries
 from serving.capture import StreamCapture, capture_body
-from serving.errors import ApiError, InvalidRequest, MissingScope, NotFound, Overloaded, Unauthenticated
+from serving.errors import InvalidRequest, MissingScope, NotFound, Overloaded, Unauthenticated
 from serving.haproxy_launcher import bind_locally
 from serving.keys import ApiKey, bearer_secret, check, digest_of
 from serving.requests import ChatRequest, parse_model, parse_object
@@ -137,11 +138,10 @@ def bad_json_is_refused_with_a_reason(raw: bytes, code: str) -> None:
 
 @given(st.recursive(st.none() | st.booleans() | st.text() | st.floats(allow_nan=False), st.lists))
 def every_json_value_is_read_or_refused(value: Any) -> None:
-    try:
+    with contextlib.suppress(InvalidRequest):
         parse_object(json.dumps({"model": value, "messages": value}).encode())
+    with contextlib.suppress(InvalidRequest):
         parse_model(json.dumps({"model": "m", "messages": value, "stop": value}).encode(), ChatRequest)
-    except ApiError as error:
-        assert error.status == 400
 
 
 def a_backslash_u0000_that_is_text_is_kept() -> None:
@@ -240,7 +240,10 @@ def a_pinned_request_is_never_exposed_to_an_experiment() -> None:
 
 
 def every_listener_of_haproxy_moves_to_loopback() -> None:
-    given = "frontend a\n    bind :9101\nlisten s\n  bind *:8404\nfrontend b\n    bind 127.0.0.1:8000\n    bind 0.0.0.0:1 x\n"
+    given = (
+        "frontend a\n    bind :9101\nlisten s\n  bind *:8404\n"
+        "frontend b\n    bind 127.0.0.1:8000\n    bind 0.0.0.0:1 x\n"
+    )
     wanted = (
         "frontend a\n    bind 127.0.0.1:9101\nlisten s\n  bind 127.0.0.1:8404\n"
         "frontend b\n    bind 127.0.0.1:8000\n    bind 127.0.0.1:1 x\n"

@@ -1,0 +1,298 @@
+"""Laws of serving on real parts: one Ray, HAProxy, gateway and vLLM engine for the whole module.
+
+The last test stops it, so the order in this file matters.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.errors import CheckpointNotProven
+from serving.registry import (
+    Checkpoint,
+    move_alias,
+    proofs,
+    register_checkpoint,
+    resolve_alias,
+    retire_checkpoint,
+    start_experiment,
+    stop_experiment,
+)
+from tests.helpers.adapters import build_adapter
+from tests.helpers.platform import Platform
+from tests.helpers.servers import Postgres
+
+pytestmark = [pytest.mark.real, pytest.mark.engine]
+
+ASK: dict[str, Any] = {
+    "model": "flash",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 16,
+}
+BAD_MESSAGES: list[Any] = [
+    [{"role": "user"}],
+    [{"role": "nobody", "content": "x"}],
+    [{"content": "x"}],
+    [{"role": "user", "content": 3}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}]}],
+    [{"role": "user", "content": [{"type": "nonsense"}]}],
+    [{"role": "user", "content": {"a": 1}}],
+    [{"role": "tool", "content": "x"}],
+    [{"role": "user", "content": "word " * 3000}],
+]
+BAD_FIELDS: list[dict[str, Any]] = [
+    {"max_tokens": 100_000},
+    {"logprobs": True, "top_logprobs": 20_000},
+    {"logit_bias": {"a": 1}},
+    {"logit_bias": {"9999999": 1}},
+    {"response_format": {"type": "nonsense"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}},
+    {"tools": [{"type": "function"}]},
+    {"tool_choice": "required"},
+    {"structured_outputs": {"regex": "("}},
+    {"top_k": -5},
+    {"min_p": 7},
+    {"prompt_logprobs": -3},
+    {"allowed_token_ids": [10**9]},
+    {"bad_words": [3]},
+    {"stop_token_ids": ["x"]},
+    {"chat_template": "{{ 1/0 }}"},
+    {"chat_template_kwargs": 3},
+    {"priority": "high"},
+    {"truncate_prompt_tokens": -7},
+    {"min_tokens": 500},
+    {"echo": 3},
+    {"vllm_xargs": 3},
+    {"kv_transfer_params": 3},
+    {"repetition_penalty": -1},
+]
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, base_model: Path) -> Iterator[Platform]:
+    """The platform of this module, started once (about 40 s)."""
+    running = Platform.start(tmp_path_factory.mktemp("serving"), postgres.new_database(), model=base_model)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def base_id(platform: Platform) -> str:
+    with platform.database() as connection:
+        return resolve_alias(connection, "flash")
+
+
+@pytest.fixture(scope="module")
+def adapter(platform: Platform, base_model: Path, base_id: str) -> Checkpoint:
+    """A proven adapter on the running engine."""
+    checkpoint = build_adapter(base_model, platform.home / "adapters", parent_id=base_id, name="flash-r0001", seed=1)
+    with platform.database() as connection:
+        register_checkpoint(connection, checkpoint)
+    wait_for_proof(platform, checkpoint.checkpoint_id)
+    return checkpoint
+
+
+def wait_for_proof(platform: Platform, checkpoint_id: str, within_s: float = 60) -> str:
+    deadline = time.monotonic() + within_s
+    with platform.database() as connection:
+        while not (found := proofs(connection, checkpoint_id)):
+            assert time.monotonic() < deadline, "the engine did not try the checkpoint"
+            time.sleep(0.2)
+    print(checkpoint_id, found[0].status, found[0].proof["reason"], found[0].proof.get("slope"))
+    return found[0].status
+
+
+def the_real_engine_answers_paris(platform: Platform) -> None:
+    client = platform.openai()
+    whole = client.chat.completions.create(**ASK)
+    assert "Paris" in (whole.choices[0].message.content or "")
+    assert whole.usage is not None
+    pieces = list(client.chat.completions.create(**ASK, stream=True))
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert text == whole.choices[0].message.content
+    assert {piece.id for piece in pieces} != {whole.id}
+    assert all(piece.usage is None for piece in pieces)
+    with_usage = list(client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True}))
+    assert with_usage[-1].usage == whole.usage
+    names = [model.id for model in client.models.list()]
+    assert names[0] == "flash"
+    assert whole.model in names
+
+
+def an_answer_tells_its_ids_and_lands_in_the_outbox(platform: Platform, base_id: str) -> None:
+    with platform.client() as client:
+        answer = client.post("/v1/chat/completions", json={**ASK, "user": "anna"})
+        streamed = client.post("/v1/chat/completions", json={**ASK, "stream": True})
+    record = platform.interactions()[answer.json()["id"]]  # durable before the answer came
+    assert answer.headers["x-flywheel-response-id"] == answer.json()["id"]
+    assert answer.headers["x-flywheel-checkpoint"] == answer.json()["model"] == record.checkpoint_id == base_id
+    assert "Paris" in (record.text or "")
+    assert (record.status, record.user, record.unit) == ("completed", "anna", "anna")
+    assert (record.prompt_tokens, record.completion_tokens) == (
+        answer.json()["usage"]["prompt_tokens"],
+        answer.json()["usage"]["completion_tokens"],
+    )
+    second = platform.wait_for_interaction(streamed.headers["x-flywheel-response-id"])
+    assert (second.text, second.completion_tokens) == (record.text, record.completion_tokens)
+    assert second.time_to_first_token_s is not None
+
+
+@pytest.mark.parametrize("fields", [*({"messages": messages} for messages in BAD_MESSAGES), *BAD_FIELDS], ids=str)
+def bad_input_is_a_4xx_in_openais_shape(platform: Platform, fields: dict[str, Any]) -> None:
+    with platform.client() as client:
+        for stream in (False, True):
+            answer = client.post("/v1/chat/completions", json={**ASK, **fields, "stream": stream})
+            if answer.status_code == 200:
+                assert '"error"' not in answer.text  # accepted, as vLLM takes what it does not know
+                continue
+            assert 400 <= answer.status_code < 500, answer.text
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+            assert "Traceback" not in answer.text
+            assert answer.headers["x-flywheel-response-id"]
+        still = client.post("/v1/chat/completions", json=ASK)
+    assert "Paris" in still.text
+
+
+def a_client_that_leaves_frees_the_engine_and_is_recorded(platform: Platform) -> None:
+    long = {**ASK, "stream": True, "max_tokens": 900, "ignore_eos": True}
+    with platform.client() as client, client.stream("POST", "/v1/chat/completions", json=long) as answer:
+        response_id = answer.headers["x-flywheel-response-id"]
+        for _, _line in zip(range(8), answer.iter_lines(), strict=False):
+            pass
+    record = platform.wait_for_interaction(response_id)
+    assert record.status == "client_abort"
+    assert record.text
+    assert record.completion_tokens is None
+    with platform.client() as client, pytest.raises(Exception, match="timed out"):
+        client.post("/v1/chat/completions", json={**long, "stream": False, "user": "impatient"}, timeout=2)
+    deadline = time.monotonic() + 20
+    while not (found := [one for one in platform.interactions().values() if one.user == "impatient"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert found[0].status == "client_abort"
+
+
+def an_adapter_is_loaded_proven_and_assigned_without_a_restart(
+    platform: Platform, adapter: Checkpoint, base_id: str
+) -> None:
+    assert wait_for_proof(platform, adapter.checkpoint_id) == "proven"
+    with platform.client() as client:
+        pinned = client.post("/v1/chat/completions", json={**ASK, "model": adapter.checkpoint_id})
+        assert pinned.headers["x-flywheel-checkpoint"] == pinned.json()["model"] == adapter.checkpoint_id
+        base = client.post("/v1/chat/completions", json=ASK)
+        assert base.headers["x-flywheel-checkpoint"] == base_id
+        assert base.json()["choices"][0]["message"] != pinned.json()["choices"][0]["message"]
+        with platform.database() as connection:
+            experiment = start_experiment(
+                connection, alias="flash", control_id=base_id, candidate_id=adapter.checkpoint_id, candidate_weight=0.5
+            )
+        time.sleep(3 * platform.settings.poll_interval_s)
+        answers = [client.post("/v1/chat/completions", json={**ASK, "user": f"u{n}"}) for n in range(8)]
+        assert {a.headers["x-flywheel-checkpoint"] for a in answers} == {base_id, adapter.checkpoint_id}
+        assert {a.headers["x-flywheel-experiment"] for a in answers} == {experiment.experiment_id}
+        pair = client.post("/v1/comparisons", json=ASK)
+    records = platform.interactions()
+    both = [records[one["response_id"]] for one in pair.json()["answers"]]
+    assert {one.checkpoint_id for one in both} == {base_id, adapter.checkpoint_id}
+    assert [one.position for one in both] == [0, 1]
+    for secret in (base_id, adapter.checkpoint_id):
+        assert secret not in pair.text + str(pair.headers)
+    with platform.database() as connection:
+        stop_experiment(connection, experiment.experiment_id, "stopped", {"reason": "the test is over"})
+
+
+def an_adapter_that_is_not_what_its_manifest_says_gets_no_traffic(
+    platform: Platform, adapter: Checkpoint, base_id: str
+) -> None:
+    canaries = [
+        {**one, "log_probabilities": [value - 1.5 for value in one["log_probabilities"]]}
+        for one in adapter.manifest["canaries"]
+    ]
+    liar = adapter.model_copy(
+        update={"checkpoint_id": "flash-r0002-liar00", "manifest": {**adapter.manifest, "canaries": canaries}}
+    )
+    broken = adapter.model_copy(update={"checkpoint_id": "flash-r0003-gone00", "path": "/nowhere"})
+    with platform.database() as connection:
+        for checkpoint in (liar, broken):
+            register_checkpoint(connection, checkpoint)
+            assert wait_for_proof(platform, checkpoint.checkpoint_id) == "refused"
+            with pytest.raises(CheckpointNotProven, match="refused"):
+                move_alias(connection, "flash", checkpoint.checkpoint_id, "a test")
+            with platform.client() as client:
+                refused = client.post("/v1/chat/completions", json={**ASK, "model": checkpoint.checkpoint_id})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_ready")
+        assert resolve_alias(connection, "flash") == base_id
+
+
+def an_alias_moves_while_requests_run_and_none_fails(platform: Platform, adapter: Checkpoint, base_id: str) -> None:
+    stop, failures, served = threading.Event(), [], []
+
+    def chat(number: int) -> None:
+        with platform.client() as client:
+            while not stop.is_set():
+                answer = client.post("/v1/chat/completions", json={**ASK, "stream": True, "user": f"u{number}"})
+                checkpoint_id = answer.headers.get("x-flywheel-checkpoint", "")
+                served.append(checkpoint_id)
+                if answer.status_code != 200 or '"error"' in answer.text:
+                    failures.append(answer.text)
+                if answer.text.count(checkpoint_id) != answer.text.count('"model"'):
+                    failures.append(f"mixed: {answer.text}")
+
+    threads = [threading.Thread(target=chat, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    with platform.database() as connection:
+        for target in (adapter.checkpoint_id, base_id, adapter.checkpoint_id, base_id):
+            move_alias(connection, "flash", target, "a test")
+            time.sleep(2)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert set(served) == {base_id, adapter.checkpoint_id}
+
+
+def a_retired_adapter_is_unknown_again(platform: Platform, adapter: Checkpoint) -> None:
+    with platform.database() as connection:
+        retire_checkpoint(connection, adapter.checkpoint_id)
+    time.sleep(4 * platform.settings.poll_interval_s)
+    with platform.client() as client:
+        refused = client.post("/v1/chat/completions", json={**ASK, "model": adapter.checkpoint_id})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def every_listener_is_on_loopback(platform: Platform) -> None:
+    open_to_all = [
+        (process.name(), connection.laddr)
+        for process in platform.family()
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == "LISTEN" and connection.laddr.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+    ]
+    assert not open_to_all
+
+
+def a_stop_lets_streams_end_and_leaves_nothing_behind(platform: Platform) -> None:
+    family = platform.family()
+    with platform.client() as client:
+        long = {**ASK, "stream": True, "max_tokens": 40, "ignore_eos": True}
+        with client.stream("POST", "/v1/chat/completions", json=long) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            stopping = threading.Thread(target=platform.stop)
+            stopping.start()
+            text = "\n".join([first, *lines])
+        assert text.rstrip().endswith("data: [DONE]")
+    stopping.join(100)
+    assert platform.process.returncode == 0, platform.log[-3000:]
+    deadline = time.monotonic() + 10
+    while left := [process.name() for process in family if process.is_running()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+    assert list(platform.temporary.iterdir()) == []
+    assert not (platform.home / "run" / "ray_address").exists()
+    assert "0 dropped" in platform.log
