@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -31,12 +30,12 @@ _SOCKET_FILE = ".s.PGSQL.5432"
 
 
 def socket_directory(home: Path) -> Path:
-    """Where the server's Unix socket lies: under `home`, or under the temporary folder when that path is too long."""
+    """Where the server's Unix socket lies: under `home`, or under /tmp when that path is too long."""
     inside = home / "postgres" / "socket"
     if len(str(inside / _SOCKET_FILE).encode()) <= _LONGEST_SOCKET_PATH:
         return inside
     name = hashlib.sha256(str(home).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"flywheel-{os.geteuid()}-{name}"
+    return Path("/tmp") / f"flywheel-{os.geteuid()}-{name}"
 
 
 def embedded_dsn(home: Path, database: str = DATABASE) -> str:

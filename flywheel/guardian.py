@@ -9,6 +9,7 @@ Exit codes: 0 after an orderly stop, 1 after a failure, 3 when another guardian 
 
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import time
@@ -28,6 +29,9 @@ def guard(home: Path, arguments: list[str]) -> int:
     processes.become_subreaper()
     _sweep(home)
     forget_all_begins(home)
+    scratch = processes.scratch_directory(home)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(mode=0o700)
     me = os.getpid()
     write_state(
         home, PlatformState(began_at=time.time(), guardian=ProcessState(pid=me, started_at=processes.started_at(me)))
@@ -36,12 +40,14 @@ def guard(home: Path, arguments: list[str]) -> int:
         [sys.executable, "-m", "flywheel", *arguments],
         log=sys.stdout.fileno(),
         death_signal=signal.SIGTERM,
+        environment={"TMPDIR": str(scratch)},
         keep_open=(lock,),
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: supervisor.send_signal(signal.SIGTERM))
     code = supervisor.wait()
     _sweep(home)
+    shutil.rmtree(scratch, ignore_errors=True)
     state = read_state(home)
     if state is not None and state.phase not in TERMINAL:
         state.phase = "failed"

@@ -97,6 +97,11 @@ def home_tag(home: Path) -> str:
     return hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:16]
 
 
+def scratch_directory(home: Path) -> Path:
+    """The components' temporary folder: removed when the platform ends. Short, because sockets lie in it."""
+    return Path("/tmp") / f"fw-{home_tag(home)[:8]}"
+
+
 def tag_of(process: psutil.Process) -> str:
     """The tag in a process's environment; empty if it has none, or we may not look."""
     try:
