@@ -1,4 +1,4 @@
-"""Starts HAProxy for Ray Serve so that it listens on 127.0.0.1 only and dies with its parent.
+"""Starts HAProxy for Ray Serve so that it listens where the settings say only, and dies with its parent.
 
 Ray renders two listeners (metrics and statistics) that bind to all interfaces and offers no setting for
 them, and leaves HAProxy running when its parent is killed. Ray calls this file in place of HAProxy
@@ -14,11 +14,14 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-_ALL_INTERFACES = re.compile(r"^(\s*bind )(?:\*|0\.0\.0\.0|\[?::\]?)?:(\d+)", re.MULTILINE)
+_ALL_INTERFACES = re.compile(r"^(\s*bind )\*?:(\d+)", re.MULTILINE)
 
 
 def bind_locally(configuration: str) -> str:
-    """The same HAProxy configuration with every listener on all interfaces moved to 127.0.0.1."""
+    """The same HAProxy configuration with every listener that names no address moved to 127.0.0.1.
+
+    The API's own listener names the host in the settings, which may be 0.0.0.0 in a container; it is kept.
+    """
     return _ALL_INTERFACES.sub(r"\g<1>127.0.0.1:\2", configuration)
 
 
