@@ -8,6 +8,8 @@ comes back as WorkFailed with that error's text.
 """
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,4 +75,7 @@ def _connect(address: str) -> None:
         if ray.get_runtime_context().gcs_address == address:
             return
         ray.shutdown()
+    handler = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, log_to_driver=False, configure_logging=False)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray put one there that exits at once

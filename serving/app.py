@@ -114,8 +114,10 @@ def _environment(settings: ServingSettings, folder: Path) -> dict[str, str]:
 
     launcher = folder / "haproxy"
     script = Path(__file__).with_name("haproxy_launcher.py")
+    public_port = settings.port if settings.host in ("0.0.0.0", "::") else ""
     launcher.write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" -I -S "{script}" "{get_haproxy_binary()}" "$@"\n', encoding="utf-8"
+        f'#!/bin/sh\nexec "{sys.executable}" -I -S "{script}" "{public_port}" "{get_haproxy_binary()}" "$@"\n',
+        encoding="utf-8",
     )
     launcher.chmod(0o755)
     metrics, statistics, fallback = _free_ports(3)

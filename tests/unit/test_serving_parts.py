@@ -239,13 +239,14 @@ def a_pinned_request_is_never_exposed_to_an_experiment() -> None:
     assert (exposed.experiment_id, exposed.propensity) == ("exp-1", 0.5)
 
 
-def every_listener_of_haproxy_that_names_no_address_moves_to_loopback() -> None:
+def every_listener_of_haproxy_moves_to_loopback_but_the_one_that_may_be_public() -> None:
     given = (
         "frontend a\n    bind :9101\nlisten s\n  bind *:8404\n"
-        "frontend b\n    bind 127.0.0.1:8000\n    bind 0.0.0.0:1 x\n"
+        "frontend b\n    bind 127.0.0.1:8000\n    bind 127.0.0.1:1 x\n"
     )
     wanted = (
         "frontend a\n    bind 127.0.0.1:9101\nlisten s\n  bind 127.0.0.1:8404\n"
-        "frontend b\n    bind 127.0.0.1:8000\n    bind 0.0.0.0:1 x\n"
+        "frontend b\n    bind 127.0.0.1:8000\n    bind 127.0.0.1:1 x\n"
     )
     assert bind_locally(given) == wanted
+    assert bind_locally("  bind *:8000\n  bind *:8404\n", "8000") == "  bind *:8000\n  bind 127.0.0.1:8404\n"
