@@ -25,8 +25,8 @@ class _Interrupted(Exception):
 def up(settings: Settings, arguments: Sequence[str], only: Sequence[str], *, detach: bool) -> int:
     """Start; attached, stay until a signal or the platform's end. Returns the exit code."""
     console = Console()
-    _raise_on_signals()
     guardian = control.start(settings, arguments, only, tied=not detach)
+    _raise_on_signals()
     try:
         with _Progress(console) as progress:
             state = control.wait_until_ready(settings, guardian, progress.show)
