@@ -3,6 +3,7 @@
 They are the ones that `flywheel up` starts (flywheel.embedded), in a process that dies with this one.
 """
 
+import signal
 import socket
 import subprocess
 import sys
@@ -91,8 +92,9 @@ class Postgres:
             self.process = None
 
     def stop(self) -> None:
+        """Immediate shutdown: the data are not wanted any more, and syncing those of many databases takes long."""
         if self.process is not None:
-            self.process.send_signal(2)  # SIGINT: fast shutdown
+            self.process.send_signal(signal.SIGQUIT)
             self.process.wait(20)
             self.process = None
 
