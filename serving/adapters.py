@@ -3,12 +3,14 @@
 The registry is the desired state: every active adapter on this replica's base is loaded under its
 checkpoint id and proven by its canaries; retired ones are unloaded. Each (checkpoint, replica) is tried
 once: its id never gets other content, so a refusal stands until a new replica tries again.
-Guarantees: nothing is marked proven that did not pass; the heartbeat is written only by a replica that has
-tried every active adapter once (`reconcile` returned). Database trouble delays the loop and stops nothing.
+Guarantees: nothing is marked proven that did not pass; the heartbeat begins with `run`, so a caller that
+awaits `reconcile` first is not counted before it has tried every active adapter. Database trouble delays
+the loop and stops nothing.
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from psycopg.types.json import Jsonb
@@ -73,6 +75,7 @@ class Reconciler:
     ) -> None:
         self._engine = engine
         self._database = HeldConnection(dsn)
+        self._pulse = HeldConnection(dsn)
         self._replica_id = replica_id
         self._base_id = base_checkpoint_id
         self._tolerance = tolerance
@@ -89,29 +92,27 @@ class Reconciler:
         return report
 
     async def reconcile(self) -> None:
-        """One pass: load and prove what is new, unload what was retired, then heartbeat."""
+        """One pass: load and prove what is new, unload what was retired."""
         checkpoints = {c.checkpoint_id: c for c in await asyncio.to_thread(self._read)}
         for checkpoint in checkpoints.values():
             if checkpoint.kind == "adapter" and self._is_ours(checkpoints, checkpoint.checkpoint_id):
                 await self._settle(checkpoint)
-        await asyncio.to_thread(self._heartbeat)
 
     async def run(self, interval_s: float) -> None:
-        """Reconcile for ever, every interval_s seconds."""
-        while True:
-            try:
-                await self.reconcile()
-            except DatabaseUnreachable as error:
-                log.warning("the registry can't be read, engine goes on as it is: %s", error)
-            await asyncio.sleep(interval_s)
+        """Heartbeat and reconcile for ever, every interval_s seconds, side by side: a load may take long."""
+        await asyncio.gather(
+            _for_ever(self.reconcile, interval_s),
+            _for_ever(lambda: asyncio.to_thread(self._heartbeat), interval_s),
+        )
 
     def leave(self) -> None:
         """Take this replica out of the list of live ones. Call after `run` has ended."""
-        self._database.run(
+        self._pulse.run(
             lambda connection: connection.execute(
                 "delete from engine_replicas where replica_id = %s", (self._replica_id,)
             )
         )
+        self._pulse.close()
         self._database.close()
 
     def _is_ours(self, checkpoints: dict[str, Checkpoint], checkpoint_id: str) -> bool:
@@ -163,4 +164,13 @@ class Reconciler:
                 (self._replica_id, self._base_id),
             )
 
-        self._database.run(write)
+        self._pulse.run(write)
+
+
+async def _for_ever(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    while True:
+        try:
+            await work()
+        except DatabaseUnreachable as error:
+            log.warning("the registry can't be reached, the engine goes on as it is: %s", error)
+        await asyncio.sleep(interval_s)

@@ -123,6 +123,7 @@ def _environment(settings: ServingSettings, folder: Path) -> dict[str, str]:
     metrics, statistics, fallback = _free_ports(3)
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_RPC_BASE_PATH": str(folder),  # vLLM leaves its sockets behind
         # Else Ray takes the address of the machine, and everything it starts listens there.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         # Ray starts its workers with nice 15: beside any other work, answers would starve.

@@ -28,6 +28,13 @@ CANARIES = (
     "I do not know the answer, but I can tell you how to find it: ask a librarian, or read the manual.",
 )
 
+# In the chat format, where an adapter of a chat model shows most of its effect.
+CHAT_CANARIES = (
+    ("What is the capital of France?", "The capital of France is Paris, a city on the river Seine."),
+    ("How do I boil an egg?", "Put the egg in boiling water for seven minutes, then cool it under cold water."),
+    ("Give me a reason to take a walk.", "A walk clears your head, and it is good for your heart and your sleep."),
+)
+
 
 class CanarySequence(BaseModel):
     """One sequence's differences, nats a token."""
@@ -112,8 +119,13 @@ def _fault(
 
 
 def canary_token_ids(tokenizer: Any) -> list[list[int]]:
-    """CANARIES as token ids of a transformers tokenizer, without special tokens."""
-    return [list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in CANARIES]
+    """CANARIES, and CHAT_CANARIES if there is a chat template, as token ids of a transformers tokenizer."""
+    sequences = [list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in CANARIES]
+    if tokenizer.chat_template:
+        for question, answer in CHAT_CANARIES:
+            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            sequences.append(list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)))
+    return sequences
 
 
 def reference_log_probabilities(model: Any, token_ids: list[list[int]]) -> list[list[float]]:

@@ -204,10 +204,11 @@ def _point_alias(connection: Connection, alias: str, checkpoint_id: str, reason:
 
 
 def ensure_base(connection: Connection, settings: ServingSettings) -> str:
-    """Register the base model under `flash-base-<6 of digest>` and, if the alias is new, point it there.
+    """Register the base model under `flash-base-<6 of digest>` and return that checkpoint id.
 
-    Returns the checkpoint id. The alias needs no proof here: gateways send nothing to an engine that has
-    not proven what it serves. Raises BaseNotPrepared when the model's manifest has no canaries.
+    If the alias is new, or names a checkpoint on another base (the operator changed `settings.model`, so
+    nothing can serve that any more), it is pointed to the base. It needs no proof for that: gateways send
+    nothing to an engine that has not proven what it serves. Raises BaseNotPrepared without canaries.
     """
     from serving.canary import read_model_manifest
 
@@ -229,9 +230,13 @@ def ensure_base(connection: Connection, settings: ServingSettings) -> str:
             manifest=manifest,
         ),
     )
-    known = connection.execute("select 1 from aliases where alias = %s", (settings.alias,)).fetchone()
+    known = connection.execute("select checkpoint_id from aliases where alias = %s", (settings.alias,)).fetchone()
     if known is None:
         _point_alias(connection, settings.alias, checkpoint_id, "first start")
+    else:
+        checkpoints = {checkpoint.checkpoint_id: checkpoint for checkpoint in list_checkpoints(connection)}
+        if root_base_of(checkpoints, known["checkpoint_id"]) != checkpoint_id:
+            _point_alias(connection, settings.alias, checkpoint_id, "the base model was changed")
     return checkpoint_id
 
 

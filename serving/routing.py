@@ -95,7 +95,8 @@ class RoutingTable:
 
 
 def read_table(connection: Connection, replica_timeout_s: float) -> RoutingTable:
-    """Read the registry once."""
+    """Read the registry once, all of it as of one moment. `connection` must be at the start of a transaction."""
+    connection.execute("set transaction isolation level repeatable read, read only")
     active = connection.execute(
         "select checkpoint_id, extract(epoch from created_at)::bigint as created from checkpoints "
         "where state = 'active'"

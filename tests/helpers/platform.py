@@ -1,5 +1,6 @@
 """Serving as a process of its own: real Ray, HAProxy, gateway and vLLM engine over a real database."""
 
+import getpass
 import json
 import os
 import signal
@@ -39,6 +40,10 @@ run(settings, feedback, given["dsn"], stop, run_dir=Path(given["run"]))
 """
 
 
+def _torch_cache() -> str:
+    return str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
+
+
 @dataclass
 class Platform:
     """A running serving process. `home` holds its outbox, its log and its temporary files."""
@@ -67,7 +72,8 @@ class Platform:
             process = subprocess.Popen(
                 [sys.executable, "-c", _RUN, json.dumps(given)],
                 cwd=ROOT,
-                env={**os.environ, "TMPDIR": str(temporary)},
+                # A folder of its own shows what is left behind; torch's cache is meant to stay.
+                env={**os.environ, "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": _torch_cache()},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

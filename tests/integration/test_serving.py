@@ -104,6 +104,7 @@ def wait_for_proof(platform: Platform, checkpoint_id: str, within_s: float = 60)
             assert time.monotonic() < deadline, "the engine did not try the checkpoint"
             time.sleep(0.2)
     print(checkpoint_id, found[0].status, found[0].proof["reason"], found[0].proof.get("slope"))
+    time.sleep(3 * platform.settings.poll_interval_s)  # until the gateway has read it too
     return found[0].status
 
 

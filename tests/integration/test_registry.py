@@ -1,0 +1,253 @@
+"""Laws of the registry and of reconciliation, over a real PostgreSQL and a scripted engine."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from serving.adapters import Reconciler
+from serving.database import HeldConnection
+from serving.errors import (
+    CheckpointConflict,
+    CheckpointNotProven,
+    CheckpointUnknown,
+    EngineRefused,
+    ExperimentConflict,
+)
+from serving.keys import check, create_key, load_keys, revoke_key
+from serving.registry import (
+    Checkpoint,
+    get_checkpoint,
+    list_checkpoints,
+    live_replicas,
+    move_alias,
+    proofs,
+    register_checkpoint,
+    resolve_alias,
+    retire_checkpoint,
+    running_experiment,
+    start_experiment,
+    stop_experiment,
+)
+from serving.routing import RoutingTable, read_table
+from serving.settings import CanaryTolerance
+from storage.postgres import Connection, connect
+
+pytestmark = pytest.mark.real
+
+OWN = [[-1.0, -2.0], [-0.5]]
+PARENT = [[-2.0, -1.0], [-1.5]]
+
+
+def build_checkpoint(checkpoint_id: str, **overrides: Any) -> Checkpoint:
+    canaries = [
+        {"token_ids": list(range(len(own) + 1)), "log_probabilities": own, "parent_log_probabilities": parent}
+        for own, parent in zip(OWN, PARENT, strict=True)
+    ]
+    values: dict[str, Any] = {
+        "kind": "adapter",
+        "parent_id": "base",
+        "digest": checkpoint_id,
+        "path": f"/adapters/{checkpoint_id}",
+        "manifest": {"canaries": canaries},
+    }
+    return Checkpoint(checkpoint_id=checkpoint_id, **{**values, **overrides})
+
+
+def register(dsn: str, *checkpoints: Checkpoint) -> None:
+    base = build_checkpoint("base", kind="model", parent_id=None)
+    with connect(dsn) as connection:
+        for checkpoint in (base, *checkpoints):
+            register_checkpoint(connection, checkpoint)
+
+
+def table(dsn: str) -> RoutingTable:
+    with connect(dsn) as connection:
+        return read_table(connection, 15)
+
+
+@dataclass
+class EngineTwin:
+    """An engine whose adapters apply, unless they are named in `deaf` (no effect) or `broken` (do not load)."""
+
+    deaf: set[str] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
+    loaded: list[str] = field(default_factory=list)
+    base_shift: float = 0.0
+
+    async def load_adapter(self, checkpoint_id: str, path: str) -> None:
+        if checkpoint_id in self.broken:
+            raise EngineRefused(f"can't load {path}")
+        self.loaded.append(checkpoint_id)
+
+    async def unload_adapter(self, checkpoint_id: str) -> None:
+        if checkpoint_id in self.loaded:
+            self.loaded.remove(checkpoint_id)
+
+    async def log_probabilities(self, token_ids: list[list[int]], checkpoint_id: str | None) -> list[list[float]]:
+        if checkpoint_id is None:
+            return [[value + self.base_shift for value in row] for row in OWN]
+        assert checkpoint_id in self.loaded
+        return PARENT if checkpoint_id in self.deaf else OWN
+
+
+def build_reconciler(dsn: str, engine: EngineTwin, replica_id: str = "engine-1") -> Reconciler:
+    return Reconciler(
+        engine, dsn=dsn, replica_id=replica_id, base_checkpoint_id="base", tolerance=CanaryTolerance(max_nats=2)
+    )
+
+
+async def start(dsn: str, engine: EngineTwin, replica_id: str = "engine-1") -> "asyncio.Task[None]":
+    """A replica as the deployment starts it."""
+    reconciler = build_reconciler(dsn, engine, replica_id)
+    await reconciler.prove_base()
+    await reconciler.reconcile()
+    task = asyncio.create_task(reconciler.run(0.05))
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        with connect(dsn) as connection:
+            if replica_id in live_replicas(connection):
+                return task
+    raise AssertionError("no heartbeat")
+
+
+async def stop(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def an_alias_moves_only_after_every_live_replica_has_proven_the_checkpoint(dsn: str) -> None:
+    register(dsn, build_checkpoint("good"))
+    with connect(dsn) as connection, pytest.raises(CheckpointNotProven, match="no engine replica is live"):
+        move_alias(connection, "flash", "good", "a test")
+    tasks = [await start(dsn, EngineTwin()), await start(dsn, EngineTwin(deaf={"good"}), "engine-2")]
+    with connect(dsn) as connection, pytest.raises(CheckpointNotProven, match="engine-2 refused"):
+        move_alias(connection, "flash", "good", "a test")
+    assert table(dsn).servable == {"base"}
+    await stop(tasks[1])
+    with connect(dsn) as connection:
+        connection.execute("delete from engine_replicas where replica_id = 'engine-2'")
+        move_alias(connection, "flash", "good", "a test")
+        move_alias(connection, "flash", "good", "again")
+        assert resolve_alias(connection, "flash") == "good"
+        moves = connection.execute("select reason, to_checkpoint_id from alias_moves").fetchall()
+    assert moves == [{"reason": "a test", "to_checkpoint_id": "good"}]
+    assert table(dsn).servable == {"base", "good"}
+    await stop(tasks[0])
+
+
+async def an_adapter_is_tried_once_and_the_reason_is_kept(dsn: str) -> None:
+    engine = EngineTwin(deaf={"deaf"}, broken={"broken"})
+    register(
+        dsn,
+        build_checkpoint("good"),
+        build_checkpoint("deaf"),
+        build_checkpoint("broken"),
+        build_checkpoint("mute", manifest={}),
+        build_checkpoint("other", kind="model", parent_id=None),
+        build_checkpoint("foreign", parent_id="other"),
+    )
+    task = await start(dsn, engine)
+    assert engine.loaded == ["good"]
+    with connect(dsn) as connection:
+        found = {name: proofs(connection, name) for name in ("good", "deaf", "broken", "mute", "foreign")}
+        late = build_checkpoint("late", parent_id="good")
+        register_checkpoint(connection, late)
+    assert {name: [one.status for one in tried] for name, tried in found.items()} == {
+        "good": ["proven"],
+        "deaf": ["refused"],
+        "broken": ["refused"],
+        "mute": ["refused"],
+        "foreign": [],
+    }
+    assert "can't load" in found["broken"][0].proof["reason"]
+    assert "no canaries" in found["mute"][0].proof["reason"]
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        if "late" in table(dsn).servable:
+            break
+    assert engine.loaded == ["good", "late"]
+    with connect(dsn) as connection:
+        retire_checkpoint(connection, "late")
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        if engine.loaded == ["good"]:
+            break
+    assert engine.loaded == ["good"]
+    assert "late" not in table(dsn).active
+    await stop(task)
+
+
+async def an_engine_that_fails_its_own_proof_never_becomes_live(dsn: str) -> None:
+    register(dsn)
+    with pytest.raises(EngineRefused, match="does not serve base"):
+        await build_reconciler(dsn, EngineTwin(base_shift=1.0)).prove_base()
+    with connect(dsn) as connection:
+        assert live_replicas(connection) == []
+        assert [one.status for one in proofs(connection, "base")] == ["refused"]
+    assert table(dsn).servable == frozenset()
+
+
+def a_checkpoint_id_means_one_content_for_ever(dsn: str) -> None:
+    register(dsn, build_checkpoint("one"))
+    register(dsn, build_checkpoint("one"))
+    with connect(dsn) as connection:
+        with pytest.raises(CheckpointConflict):
+            register_checkpoint(connection, build_checkpoint("one", digest="other"))
+        with pytest.raises(CheckpointUnknown):
+            register_checkpoint(connection, build_checkpoint("two", parent_id="nobody"))
+        with pytest.raises(CheckpointUnknown):
+            get_checkpoint(connection, "two")
+        assert [one.checkpoint_id for one in list_checkpoints(connection)] == ["base", "one"]
+
+
+def one_experiment_at_a_time_runs_on_an_alias(dsn: str) -> None:
+    register(dsn, build_checkpoint("one"))
+    with connect(dsn) as connection:
+        arms = {"alias": "flash", "control_id": "base", "candidate_id": "one"}
+        started = start_experiment(connection, **arms, candidate_weight=0.2)
+        with pytest.raises(ExperimentConflict):
+            start_experiment(connection, **arms, candidate_weight=0.2)
+        assert running_experiment(connection, "flash") == started
+        with pytest.raises(ExperimentConflict):
+            retire_checkpoint(connection, "one")
+        stop_experiment(connection, started.experiment_id, "rejected", {"reason": "worse"})
+        stop_experiment(connection, started.experiment_id, "rejected", {"reason": "worse"})
+        with pytest.raises(ExperimentConflict):
+            stop_experiment(connection, started.experiment_id, "promoted", {})
+        assert running_experiment(connection, "flash") is None
+        again = start_experiment(connection, **arms, candidate_weight=0.2)
+        assert again.salt != started.salt
+
+
+def a_secret_is_not_kept_and_a_revoked_key_is_unknown(dsn: str) -> None:
+    with connect(dsn) as connection:
+        key_id, secret = create_key(connection, "app", ["inference"])
+        assert check(load_keys(connection), secret, "inference").key_id == key_id
+        kept = connection.execute("select * from api_keys").fetchall()
+        assert secret not in str(kept)
+        assert revoke_key(connection, key_id)
+        assert not revoke_key(connection, key_id)
+        assert load_keys(connection) == {}
+        with pytest.raises(ValueError, match="scopes"):
+            create_key(connection, "app", ["everything"])
+
+
+def a_held_connection_is_opened_again_after_it_broke(dsn: str) -> None:
+    held = HeldConnection(dsn)
+
+    def backend(connection: Connection) -> int:
+        row = connection.execute("select pg_backend_pid() as pid").fetchone()
+        assert row is not None
+        return int(row["pid"])
+
+    first = held.run(backend)
+    assert held.run(backend) == first
+    with connect(dsn, autocommit=True) as other:
+        other.execute("select pg_terminate_backend(%s)", (first,))
+    with pytest.raises(Exception, match="broke"):
+        held.run(backend)
+    assert held.run(backend) != first
+    held.close()
