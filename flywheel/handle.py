@@ -3,6 +3,7 @@
 Guarantees: leaving the `with` block stops everything that `start` started, however the block ends.
 """
 
+import contextlib
 import socket
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from feedback.audit import AuditReport, audit
 from flywheel import control
+from flywheel.errors import NotRunning
 from flywheel.settings import load_settings, parse_assignments
 
 DRAIN_S = 60.0
@@ -35,7 +37,8 @@ class Platform:
 
     def __exit__(self, *_: object) -> None:
         if self._started:
-            self.stop()
+            with contextlib.suppress(NotRunning):  # a failed start has stopped what it started
+                self.stop()
 
     def start(self, *only: str) -> None:
         """Start the components in `only` (all when empty) and wait until they are ready. Raises StartFailed."""
