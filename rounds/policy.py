@@ -97,21 +97,20 @@ def update_policy(
         raise NoPrompts(f"{len(usable)} usable prompts; one step needs {settings.prompts_per_step}")
 
     loop = _Loop(model, tokenizer, scorer, settings, progress)
-    with tempfile.TemporaryDirectory(prefix="flywheel-policy-") as scratch:
-        with warnings.catch_warnings():
-            # TRL is pinned: that rollout functions may change, and its own deprecated calls, are known.
-            warnings.simplefilter("ignore")
-            trainer = GRPOTrainer(
-                model=model,
-                reward_funcs=loop.reward,
-                args=_arguments(settings, seed, scratch),
-                train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in usable]),
-                processing_class=tokenizer,
-                callbacks=[loop],
-                rollout_func=loop.rollout,
-            )
-            trainer.remove_callback(PrinterCallback)
-            trainer.train()
+    with tempfile.TemporaryDirectory(prefix="flywheel-policy-") as scratch, warnings.catch_warnings():
+        # TRL is pinned: that rollout functions may change, and its own deprecated calls, are known.
+        warnings.simplefilter("ignore")
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=loop.reward,
+            args=_arguments(settings, seed, scratch),
+            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in usable]),
+            processing_class=tokenizer,
+            callbacks=[loop],
+            rollout_func=loop.rollout,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
     kept_step, kl = loop.restore()
 
     def fill(folder: Path) -> dict[str, Any]:
