@@ -172,7 +172,7 @@ def _deploy(
 
     from serving.deployments import build_application
 
-    application = build_application(settings, feedback, base_checkpoint_id, dsn, os.cpu_count() or 1)
+    application = build_application(settings, feedback, base_checkpoint_id, dsn, max(1, (os.cpu_count() or 1) - 1))
     serve.start(http_options=HTTPOptions(host=settings.host, port=settings.port))
     serve.run_many(
         [RunTarget(application, name=APPLICATION, route_prefix="/")],

@@ -49,6 +49,7 @@ class RayCall:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._cancelled = False
 
     def __aiter__(self) -> "RayCall":
         return self
@@ -57,11 +58,14 @@ class RayCall:
         try:
             return await anext(self._stream)
         except (ray.exceptions.RayError, RayServeException) as error:
+            if self._cancelled:
+                raise StopAsyncIteration from error
             log.warning("the engine failed: %s", error)
             raise UpstreamError("The engine stopped while it worked on this request.") from error
 
     def cancel(self) -> None:
         """Abort the replica's task, and with it the engine's request; harmless after the end."""
+        self._cancelled = True
         self._stream.cancel()
 
 

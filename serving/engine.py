@@ -34,6 +34,8 @@ class VllmEngine:
         """Load the model and build the application; `served_name` is the base's checkpoint id."""
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.kv_cache_gib))
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        # Bound to a core (the default), an engine starves beside other work on that core, with another one idle.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app

@@ -103,7 +103,6 @@ class Exchange:
         headers = [
             ("content-type", "application/json"),
             ("x-request-id", self.response_id.removeprefix("chatcmpl-")),
-            ("traceparent", self.caller.traceparent),
         ]
         self._call = engine.call(CHAT_PATH, headers, json.dumps(body, ensure_ascii=False).encode())
         head = await self._receive()

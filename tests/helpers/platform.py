@@ -1,6 +1,5 @@
 """Serving as a process of its own: real Ray, HAProxy, gateway and vLLM engine over a real database."""
 
-import getpass
 import json
 import os
 import signal
@@ -40,10 +39,6 @@ run(settings, feedback, given["dsn"], stop, run_dir=Path(given["run"]))
 """
 
 
-def _torch_cache() -> str:
-    return str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
-
-
 @dataclass
 class Platform:
     """A running serving process. `home` holds its outbox, its log and its temporary files."""
@@ -72,8 +67,7 @@ class Platform:
             process = subprocess.Popen(
                 [sys.executable, "-c", _RUN, json.dumps(given)],
                 cwd=ROOT,
-                # A folder of its own shows what is left behind; torch's cache is meant to stay.
-                env={**os.environ, "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": _torch_cache()},
+                env={**os.environ, "TMPDIR": str(temporary)},  # of its own: it shows what is left behind
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

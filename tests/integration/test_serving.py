@@ -183,11 +183,13 @@ def an_adapter_is_loaded_proven_and_assigned_without_a_restart(
 ) -> None:
     assert wait_for_proof(platform, adapter.checkpoint_id) == "proven"
     with platform.client() as client:
-        pinned = client.post("/v1/chat/completions", json={**ASK, "model": adapter.checkpoint_id})
+        ask = {**ASK, "logprobs": True}
+        pinned = client.post("/v1/chat/completions", json={**ask, "model": adapter.checkpoint_id})
         assert pinned.headers["x-flywheel-checkpoint"] == pinned.json()["model"] == adapter.checkpoint_id
-        base = client.post("/v1/chat/completions", json=ASK)
+        base = client.post("/v1/chat/completions", json=ask)
         assert base.headers["x-flywheel-checkpoint"] == base_id
-        assert base.json()["choices"][0]["message"] != pinned.json()["choices"][0]["message"]
+        first, second = (one.json()["choices"][0]["logprobs"]["content"][0]["logprob"] for one in (base, pinned))
+        assert abs(first - second) > 0.02
         with platform.database() as connection:
             experiment = start_experiment(
                 connection, alias="flash", control_id=base_id, candidate_id=adapter.checkpoint_id, candidate_weight=0.5
@@ -294,6 +296,7 @@ def a_stop_lets_streams_end_and_leaves_nothing_behind(platform: Platform) -> Non
     while left := [process.name() for process in family if process.is_running()]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
-    assert list(platform.temporary.iterdir()) == []
+    left_behind = [path.name for path in platform.temporary.iterdir()]
+    assert [name for name in left_behind if not name.startswith("torchinductor_")] == []  # a cache is meant to stay
     assert not (platform.home / "run" / "ray_address").exists()
     assert "0 dropped" in platform.log
