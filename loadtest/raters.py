@@ -27,7 +27,7 @@ Choice = Literal["first", "second", "tie"]
 
 SYSTEM_PROMPT = "You answer in one or two short sentences."
 EVALUATION_PROMPTS = 96
-SHARPNESS = 1.5
+SHARPNESS = 2.0
 TIE_BAND = 0.1
 TIE_SHARE = 0.5
 

@@ -1,8 +1,8 @@
-"""Features of an answer: hidden states of the frozen backbone, and the answer's length.
+"""Features of an answer: hidden states of the frozen backbone, and the answer's length (tokens, words, squares).
 
 Both sides of a pair use the model's chat format. The language-model head is never computed (it would halve
 the speed). Guarantees: an over-long prompt loses its front, never the answer, and is counted; the features
-of a text do not depend on what else is in its batch, beyond bfloat16 rounding. Does not train the backbone.
+of a text do not depend on what else is in its batch, beyond rounding. Does not train the backbone.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from reward.pairs import Messages
+from reward.precision import compute_dtype
 from reward.settings import RewardSettings
 
 Features = npt.NDArray[np.float32]
@@ -22,7 +23,7 @@ LENGTH = "length"
 
 
 class FeatureExtractor:
-    """The frozen backbone in bfloat16, on the CPU or on the first GPU.
+    """The frozen backbone, on the CPU or on the first GPU.
 
     groups: name → columns of the feature matrix. truncated: how many texts lost the front of their prompt.
     """
@@ -31,7 +32,7 @@ class FeatureExtractor:
         self.settings = settings
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.tokenizer = AutoTokenizer.from_pretrained(base_model)
-        backbone = AutoModel.from_pretrained(base_model, dtype=torch.bfloat16)
+        backbone = AutoModel.from_pretrained(base_model, dtype=compute_dtype(settings.precision))
         self.depth: int = backbone.config.num_hidden_layers
         self.mean_layers = self._within_depth(settings.mean_layers)
         self.last_layers = self._within_depth(settings.last_layers)
@@ -44,7 +45,7 @@ class FeatureExtractor:
         names = [f"mean_layer_{layer}" for layer in self.mean_layers]
         names += [f"last_layer_{layer}" for layer in self.last_layers]
         self.groups = {name: slice(place * width, (place + 1) * width) for place, name in enumerate(names)}
-        self.groups[LENGTH] = slice(len(names) * width, len(names) * width + 2)
+        self.groups[LENGTH] = slice(len(names) * width, len(names) * width + 4)
 
     def __call__(
         self,
@@ -57,10 +58,12 @@ class FeatureExtractor:
         order = sorted(range(len(encoded)), key=lambda place: len(encoded[place][0]))
         columns = max(part.stop for part in self.groups.values())
         result = np.empty((len(encoded), columns), np.float32)
+        lengths = [(tokens, len(answer.split())) for (_, tokens), answer in zip(encoded, answers, strict=True)]
+        result[:, self.groups[LENGTH]] = [[t, t * t, words, words * words] for t, words in lengths]
         done = 0
         while done < len(order):
             batch = self._next_batch(order[done:], encoded)
-            result[batch] = self._forward([encoded[place] for place in batch])
+            result[batch, : self.groups[LENGTH].start] = self._forward([encoded[place] for place in batch])
             done += len(batch)
             progress(done / len(order))
         return result
@@ -108,8 +111,6 @@ class FeatureExtractor:
             for layer in self.mean_layers
         ]
         parts += [states[layer][torch.arange(len(batch)), last].float().cpu() for layer in self.last_layers]
-        parts.append(counts.float())
-        parts.append(counts.float() ** 2)
         values: Features = torch.cat(parts, 1).numpy()
         return values
 

@@ -1,8 +1,8 @@
 """The head on top of the frozen features: a linear map, fitted to votes.
 
-Guarantees: scores are standardised on the training answers (mean 0, standard deviation 1); a length outside the
-training range counts as the nearest one seen there, so that no answer earns by being shorter or longer
-than anything a rater judged.
+Guarantees: scores are standardised on the training answers (mean 0, standard deviation 1); a length beyond the
+tails of the training answers counts as the tail's, in fitting and in scoring, so that no answer earns by
+being shorter or longer than what raters have judged often enough.
 """
 
 from dataclasses import dataclass
@@ -57,12 +57,16 @@ class FittedHead:
 
 def fit_head(features: Features, pairs: Comparisons, groups: dict[str, slice], settings: RewardSettings) -> FittedHead:
     """Fit on features [n_answers, n_features] of `pairs`. Deterministic."""
+    length = groups[LENGTH]
     values = features.astype(np.float64)
+    tails = (settings.length_tail, 1 - settings.length_tail)
+    low, high = np.quantile(values[:, length], tails, axis=0)
+    limits = {"length_low": low, "length_high": high}
+    values[:, length] = np.clip(values[:, length], low, high)
     mean, spread = values.mean(0), values.std(0)
     spread[spread == 0] = 1.0
     standard = (values - mean) / spread
     differences = standard[pairs.chosen] - standard[pairs.rejected]
-    length = groups[LENGTH]
     root = np.sqrt(length.start)
     choice = choose(
         differences[:, : length.start] / root,
@@ -76,7 +80,6 @@ def fit_head(features: Features, pairs: Comparisons, groups: dict[str, slice], s
     )
     scale = np.full(values.shape[1], 1 / root)
     scale[length] = choice.length_scale / np.sqrt(length.stop - length.start)
-    limits = {"length_low": values[:, length].min(0), "length_high": values[:, length].max(0)}
 
     def linear(scale: Array, penalty: float) -> tuple[LinearHead, float]:
         beta = scale * fit(differences * scale, pairs.target, pairs.weight, penalty)

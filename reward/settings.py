@@ -1,6 +1,10 @@
 """Settings of the reward room."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
+
+Precision = Literal["auto", "bfloat16", "float32"]
 
 
 class RewardSettings(BaseModel):
@@ -15,25 +19,27 @@ class RewardSettings(BaseModel):
     penalties: L2 penalties to choose from by cross-validation, in whose folds prompts stay whole. At penalty 1 the
         prior gives the hidden-state part of an answer's score a variance of about 1.
     length_scales: prior standard deviation of the length part over that of the hidden-state part, to choose from.
+    length_tail: share of the training answers at either end whose length counts as the tail's limit.
     folds: folds of that cross-validation.
     minimum_train_pairs, minimum_heldout_pairs: below either, training is refused.
     confidence: of every interval in the report.
     minimum_accuracy: the gate wants the held-out interval above this.
-    threads: of the forward passes; 0 leaves torch's own choice.
+    precision: of the backbone's arithmetic; "auto" takes the faster one on this machine.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    mean_layers: tuple[int, ...] = (12, 20)
-    last_layers: tuple[int, ...] = (20, 30)
+    mean_layers: tuple[int, ...] = (20,)
+    last_layers: tuple[int, ...] = (20,)
     max_length: int = Field(default=512, ge=16)
     batch_tokens: int = Field(default=4096, ge=256)
     tie_weight: float = Field(default=0.5, ge=0, le=1)
-    penalties: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+    penalties: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
     length_scales: tuple[float, ...] = (0.3, 1.0, 3.0)
+    length_tail: float = Field(default=0.02, ge=0, lt=0.5)
     folds: int = Field(default=5, ge=2)
     minimum_train_pairs: int = Field(default=40, ge=4)
     minimum_heldout_pairs: int = Field(default=20, ge=2)
     confidence: float = Field(default=0.95, gt=0, lt=1)
     minimum_accuracy: float = Field(default=0.5, ge=0, le=1)
-    threads: int = Field(default=0, ge=0)
+    precision: Precision = "auto"

@@ -12,6 +12,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from reward.precision import compute_dtype
+from reward.settings import Precision
 from rounds.errors import AdapterUnknown
 from rounds.settings import PolicySettings
 from storage.artifacts import read_manifest
@@ -21,22 +23,22 @@ PARENT = "parent"
 CONFIG = "adapter_config.json"
 
 
-def load_base(base_model: Path) -> tuple[Any, Any]:
-    """(model, tokenizer): the base in bfloat16, in evaluation mode."""
+def load_base(base_model: Path, precision: Precision = "auto") -> tuple[Any, Any]:
+    """(model, tokenizer): the base in the number format that `precision` means here, in evaluation mode."""
     tokenizer = AutoTokenizer.from_pretrained(base_model, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=compute_dtype(precision))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.eval().to(device), tokenizer
 
 
 def load_policy(base_model: Path, parent_adapter: Path | None, settings: PolicySettings, seed: int) -> tuple[Any, Any]:
-    """(PEFT model, tokenizer), ready to train: float32 LoRA weights on the frozen bfloat16 base.
+    """(PEFT model, tokenizer), ready to train: float32 LoRA weights on the frozen base.
 
     With a parent the weights start as its own, and it is also there frozen under the adapter name PARENT.
     Raises AdapterUnknown when the parent is not a complete adapter.
     """
     torch.manual_seed(seed)
-    model, tokenizer = load_base(base_model)
+    model, tokenizer = load_base(base_model, settings.precision)
     if parent_adapter is None:
         config = LoraConfig(
             r=settings.lora_rank,

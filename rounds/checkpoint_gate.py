@@ -6,7 +6,6 @@ log-probability of the answers and at the share of degenerate and of unfinished 
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from reward.evaluation import Interval, clustered_mean
 from reward.scoring import RewardModel
 from rounds.adapters import PARENT, POLICY, check_adapter, load_base
 from rounds.errors import NoPrompts
-from rounds.likelihood import Answer, Messages, likelihood, sample
+from rounds.likelihood import divergence, token_log_probabilities
 from rounds.readability import is_degenerate, words_in
+from rounds.sampling import Answer, Messages, sample
 from rounds.settings import CheckpointGateSettings
 
 Array = npt.NDArray[np.float64]
@@ -159,24 +159,36 @@ def judge_checkpoint(
     progress("loading the models", 0.0)
     check_adapter(adapter)
     scorer = RewardModel.load(reward_model, base_model)
-    base, tokenizer = load_base(base_model)
+    base, tokenizer = load_base(base_model, settings.precision)
     model = PeftModel.from_pretrained(base, adapter, adapter_name=POLICY).eval()
     if parent_adapter is not None:
         check_adapter(parent_adapter)
         model.load_adapter(parent_adapter, adapter_name=PARENT)
 
-    def measured(what: str, share: float) -> tuple[list[Answer], Side]:
-        progress(f"{what} answers", share)
-        return _measure(model, tokenizer, scorer, prompts, settings, seed)
+    def answers() -> list[Answer]:
+        torch.manual_seed(seed)
+        return sample(
+            model,
+            tokenizer,
+            prompts,
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+            batch_size=settings.batch_size,
+        )
 
+    progress("the parent answers", 0.1)
     if parent_adapter is None:
         with model.disable_adapter():
-            old_answers, old = measured("the parent", 0.1)
+            old_answers = answers()
     else:
         model.set_adapter(PARENT)
-        old_answers, old = measured("the parent", 0.1)
+        old_answers = answers()
+    progress("the checkpoint answers", 0.4)
     model.set_adapter(POLICY)
-    new_answers, new = measured("the checkpoint", 0.55)
+    new_answers = answers()
+    progress("measuring", 0.7)
+    with model.disable_adapter():
+        old, new = (_measure(model, tokenizer, scorer, side, settings) for side in (old_answers, new_answers))
     passed, reason, numbers = judge(old, new, settings)
     progress("judged", 1.0)
     return CheckpointGateReport(
@@ -191,37 +203,20 @@ def judge_checkpoint(
 
 
 def _measure(
-    model: Any,
-    tokenizer: Any,
-    scorer: RewardModel,
-    prompts: list[Messages],
-    settings: CheckpointGateSettings,
-    seed: int,
-) -> tuple[list[Answer], Side]:
-    torch.manual_seed(seed)
-    answers = sample(
-        model,
-        tokenizer,
-        prompts,
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-        batch_size=settings.batch_size,
+    base: Any, tokenizer: Any, scorer: RewardModel, answers: list[Answer], settings: CheckpointGateSettings
+) -> Side:
+    likelihoods = token_log_probabilities(
+        base, answers, pad_token_id=tokenizer.pad_token_id, temperatures=[1.0, settings.temperature]
     )
-    measured = likelihood(
-        model,
-        # Inside an outer disable_adapter the model is the base already, and PEFT does not nest the two.
-        nullcontext if model.get_model_status().enabled is False else model.disable_adapter,
-        [answer.prompt_ids for answer in answers],
-        [answer.token_ids for answer in answers],
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    side = Side(
+    return Side(
         reward=scorer.score([a.prompt for a in answers], [a.text for a in answers]).astype(float).tolist(),
-        base_nll=(-measured.base).tolist(),
+        base_nll=[-float(values[0].sum()) for values in likelihoods],
         tokens=[len(answer.token_ids) for answer in answers],
         words=[len(words_in(answer.text)) for answer in answers],
         degenerate=[is_degenerate(answer.text) for answer in answers],
         unfinished=[not answer.finished for answer in answers],
-        kl=measured.kl.tolist(),
+        kl=[
+            divergence(np.asarray(answer.log_probabilities), values[1])
+            for answer, values in zip(answers, likelihoods, strict=True)
+        ],
     )
-    return answers, side

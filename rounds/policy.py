@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from pydantic import BaseModel, ConfigDict
@@ -24,8 +25,9 @@ from trl import GRPOConfig, GRPOTrainer
 from reward.scoring import RewardModel, base_digest
 from rounds.adapters import PARENT, load_policy, save_adapter
 from rounds.errors import NoPrompts, PolicyDiverged
-from rounds.likelihood import Answer, Messages, encode_prompt, likelihood, sample
+from rounds.likelihood import divergence, token_log_probabilities
 from rounds.readability import is_degenerate, words_in
+from rounds.sampling import Answer, Messages, encode_prompt, sample
 from rounds.settings import PolicySettings
 from serving.canary import canary_token_ids, manifest_canaries, reference_log_probabilities
 from storage.artifacts import digest, write_artifact
@@ -103,7 +105,7 @@ def update_policy(
         trainer = GRPOTrainer(
             model=model,
             reward_funcs=loop.reward,
-            args=_arguments(settings, seed, scratch),
+            args=_arguments(settings, seed, scratch, bf16=model.dtype == torch.bfloat16),
             train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in usable]),
             processing_class=tokenizer,
             callbacks=[loop],
@@ -154,13 +156,13 @@ def update_policy(
     )
 
 
-def _arguments(settings: PolicySettings, seed: int, scratch: str) -> GRPOConfig:
+def _arguments(settings: PolicySettings, seed: int, scratch: str, *, bf16: bool) -> GRPOConfig:
     answers = settings.prompts_per_step * settings.completions_per_prompt
     micro_batch = next(size for size in range(min(settings.micro_batch, answers), 0, -1) if answers % size == 0)
     return GRPOConfig(
         output_dir=scratch,
         use_cpu=not torch.cuda.is_available(),
-        bf16=True,
+        bf16=bf16,
         seed=seed,
         max_steps=settings.max_steps,
         per_device_train_batch_size=micro_batch,
@@ -203,18 +205,18 @@ class _Loop(TrainerCallback):
         self._clock = time.monotonic()
 
     def rollout(self, prompts: list[Messages], trainer: Any) -> dict[str, Any]:
-        """Sample one answer to each of `prompts` (TRL repeats a prompt for its group)."""
+        """Sample an answer to each of `prompts`, in which TRL lists a prompt once for each answer of its group."""
         was_training = self.model.training
         self.model.eval()
-        with torch.autocast(self.model.device.type, torch.bfloat16):
-            self._answers = sample(
-                self.model,
-                self.tokenizer,
-                prompts,
-                max_new_tokens=self.settings.max_new_tokens,
-                temperature=self.settings.temperature,
-                batch_size=len(prompts),
-            )
+        self._answers = sample(
+            self.model,
+            self.tokenizer,
+            prompts[:: self.settings.completions_per_prompt],
+            answers_per_prompt=self.settings.completions_per_prompt,
+            max_new_tokens=self.settings.max_new_tokens,
+            temperature=self.settings.temperature,
+            batch_size=len(prompts),
+        )
         self.model.train(was_training)
         return {
             "prompt_ids": [answer.prompt_ids for answer in self._answers],
@@ -225,22 +227,22 @@ class _Loop(TrainerCallback):
     def reward(self, completion_ids: list[list[int]], **_: Any) -> list[float]:
         """TRL's reward function: one value per answer of the last rollout."""
         answers = self._answers
-        with torch.autocast(self.model.device.type, torch.bfloat16):
-            measured = likelihood(
+        policy = [np.asarray(answer.log_probabilities) for answer in answers]
+        with self.model.disable_adapter():
+            base = token_log_probabilities(
                 self.model,
-                self.model.disable_adapter,
-                [answer.prompt_ids for answer in answers],
-                [answer.token_ids for answer in answers],
+                answers,
                 pad_token_id=self.tokenizer.pad_token_id,
-                temperature=self.settings.temperature,
+                temperatures=[self.settings.temperature],
             )
+        gaps = np.array([mine.sum() - theirs[0].sum() for mine, theirs in zip(policy, base, strict=True)])
+        kl = float(np.mean([divergence(mine, theirs[0]) for mine, theirs in zip(policy, base, strict=True)]))
         scores = self.scorer.score([a.prompt for a in answers], [a.text for a in answers]).astype(float)
         degenerate = [is_degenerate(answer.text) for answer in answers]
         for place, bad in enumerate(degenerate):
             if bad:
                 scores[place] = min(scores[place], self.settings.degenerate_reward)
-        rewards = scores - self.settings.kl_penalty * (measured.policy - measured.base)
-        kl = float(measured.kl.mean())
+        rewards = scores - self.settings.kl_penalty * gaps
         now = time.monotonic()
         step = StepReport(
             step=len(self.history),

@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from reward.settings import Precision
+
 
 class PolicySettings(BaseModel):
     """How the policy is improved against a reward model (GRPO with LoRA).
@@ -18,6 +20,7 @@ class PolicySettings(BaseModel):
     degenerate_reward: what an empty, repeating or non-word answer earns instead of its score, in standard
         deviations of the training answers' scores.
     micro_batch: answers in one backward pass. max_prompt_tokens: longer prompts are left out, and counted.
+    precision: of the arithmetic; "auto" takes the faster one on this machine.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,6 +39,7 @@ class PolicySettings(BaseModel):
     degenerate_reward: float = -3.0
     micro_batch: int = Field(default=16, ge=1)
     max_prompt_tokens: int = Field(default=256, ge=16)
+    precision: Precision = "auto"
 
 
 class CheckpointGateSettings(BaseModel):
@@ -48,8 +52,8 @@ class CheckpointGateSettings(BaseModel):
     degenerate_margin: share (0 to 1) by which empty, repeating or non-word answers may grow beyond noise.
     degenerate_maximum: share of them that is refused whatever the parent does.
     unfinished_margin: the same growth for answers that end at the token limit.
-    kl_maximum: nats an answer, exact per token along the checkpoint's own answers.
-    batch_size: answers generated at a time.
+    kl_maximum: nats an answer, estimated on the checkpoint's own answers.
+    batch_size: answers sampled at a time. precision: of the arithmetic; "auto" takes the faster one here.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,6 +69,7 @@ class CheckpointGateSettings(BaseModel):
     unfinished_margin: float = Field(default=0.10, ge=0, le=1)
     kl_maximum: float = Field(default=6.0, gt=0)
     batch_size: int = Field(default=48, ge=1)
+    precision: Precision = "auto"
 
 
 class ExperimentSettings(BaseModel):

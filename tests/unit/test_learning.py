@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from reward.errors import RewardModelMismatch, TooFewPairs
 from reward.features import LENGTH, FeatureExtractor
@@ -14,8 +15,9 @@ from reward.settings import RewardSettings
 from reward.training import train_reward_model
 from rounds.adapters import load_base
 from rounds.errors import AdapterUnknown, NoPrompts, PolicyDiverged
-from rounds.likelihood import likelihood, sample
+from rounds.likelihood import divergence, token_log_probabilities
 from rounds.policy import update_policy
+from rounds.sampling import sample
 from rounds.settings import CheckpointGateSettings, PolicySettings
 from storage.artifacts import read_manifest
 from tests.helpers.preferences import Pair, Snapshot, snapshot_of
@@ -155,17 +157,44 @@ def a_prompt_that_is_too_long_loses_its_front_and_is_counted(tiny: Path) -> None
     assert long[:, -2:] == pytest.approx(other[:, -2:])
 
 
-def the_likelihood_of_the_base_against_itself_has_no_divergence(tiny: Path) -> None:
-    from contextlib import nullcontext
+def an_answer_is_as_likely_when_measured_as_when_it_was_sampled(tiny: Path) -> None:
+    model, tokenizer = load_base(tiny, "float32")
+    prompts = [[{"role": "user", "content": "word " * number}] for number in (1, 7, 3)]
+    answers = sample(model, tokenizer, prompts, answers_per_prompt=8, max_new_tokens=120, temperature=5.0, batch_size=16)
+    assert [answer.prompt for answer in answers] == [prompt for prompt in prompts for _ in range(8)]
+    lengths = {len(answer.token_ids) for answer in answers}
+    assert len(lengths) > 3, "some end early, so the batch shrinks on the way"
+    measured = token_log_probabilities(model, answers, pad_token_id=2, temperatures=[5.0, 1.0], rows=5)
+    for answer, values in zip(answers, measured, strict=True):
+        assert values.shape == (2, len(answer.token_ids))
+        assert values[0] == pytest.approx(answer.log_probabilities, abs=1e-3)
+        assert answer.finished == (answer.token_ids[-1] == tokenizer.eos_token_id)
+        assert tokenizer.eos_token_id not in answer.token_ids[:-1]
+        assert divergence(np.asarray(answer.log_probabilities), values[0]) == pytest.approx(0, abs=1e-5)
 
-    model, tokenizer = load_base(tiny)
-    answers = sample(model, tokenizer, PROMPTS, max_new_tokens=8, temperature=1.0, batch_size=4)
-    measured = likelihood(
-        model, nullcontext, [a.prompt_ids for a in answers], [a.token_ids for a in answers], pad_token_id=2, rows=4
+
+def a_draw_follows_the_distribution(tiny: Path) -> None:
+    model, tokenizer = load_base(tiny, "float32")
+    torch.manual_seed(0)
+    prompt = [[{"role": "user", "content": "?"}]]
+    drawn = sample(
+        model, tokenizer, prompt, answers_per_prompt=4000, max_new_tokens=1, temperature=1.0, batch_size=4000
     )
-    assert measured.kl == pytest.approx(np.zeros(6), abs=1e-4)
-    assert measured.policy == pytest.approx(measured.base)
-    assert (measured.policy < 0).all()
+    observed = np.bincount([answer.token_ids[0] for answer in drawn], minlength=259) / len(drawn)
+    expected = np.zeros(259)
+    for answer in drawn:
+        expected[answer.token_ids[0]] = np.exp(answer.log_probabilities[0])
+    assert expected.sum() == pytest.approx(1, abs=0.05)
+    assert np.abs(observed - expected).max() < 0.03
+
+
+def the_divergence_estimate_agrees_with_the_exact_one() -> None:
+    generator = np.random.default_rng(0)
+    policy, base = generator.dirichlet(np.ones(20)), generator.dirichlet(np.full(20, 5.0))
+    tokens = generator.choice(20, size=20_000, p=policy)
+    exact = float((policy * np.log(policy / base)).sum())
+    estimate = divergence(np.log(policy[tokens]), np.log(base[tokens])) / len(tokens)
+    assert estimate == pytest.approx(exact, rel=0.1)
 
 
 def an_adapter_carries_its_lineage_and_canaries_that_differ_from_the_parents(

@@ -177,5 +177,5 @@ def noise_is_shrunk_harder_than_signal() -> None:
     def loss(pairs: np.ndarray) -> float:
         return choose(pairs[:, :48] / 7, pairs[:, 48:], ones, ones, group, **grid).loss
 
-    assert loss(signal) < 0.5
+    assert loss(signal) < 0.6
     assert loss(noise) > 0.65
