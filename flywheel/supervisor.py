@@ -96,8 +96,8 @@ class Supervisor:
                 if self._stops_asked:
                     raise _StopAsked
                 if time.monotonic() > deadline:
-                    late = ", ".join(child.name for child in stage if not self._is_done(child))
-                    raise StartFailed(f"{late}: not ready in time; see {self._settings.logs}")
+                    late = next(child for child in stage if not self._is_done(child))
+                    raise StartFailed(f"{late.name} was not ready in time. {_end_of_log(late)}")
         self.state.phase = "ready"
         self.state.ready_at = time.time()
         self._write()
@@ -240,5 +240,9 @@ def _ending(code: int) -> str:
 
 
 def _describe_death(child: Child, code: int) -> str:
+    return f"{child.name} ended during the start ({_ending(code)}). {_end_of_log(child)}"
+
+
+def _end_of_log(child: Child) -> str:
     lines = "\n".join(f"  {line}" for line in child.last_lines(8))
-    return f"{child.name} ended during the start ({_ending(code)}). The end of {child.log}:\n{lines}"
+    return f"The end of {child.log}:\n{lines}"
