@@ -10,8 +10,8 @@ class CanaryTolerance(BaseModel):
     """How far the engine's log-probabilities (nats a token) may lie from the manifest's.
 
     The noise floor, measured with SmolLM2-135M on one CPU: the bfloat16 engine lay 0.044 from bfloat16
-    transformers on average and 0.26 at most (with an adapter 0.047 and 0.25), and bfloat16 transformers
-    0.052 and 0.34 from float32.
+    transformers on average and 0.26 at most, and bfloat16 transformers 0.052 and 0.34 from float32. With the
+    chat sequences, whose tokens are less likely, an adapter lay 0.061 and 0.63 away.
     mean_nats, max_nats: bounds on the average and on the largest absolute difference.
     min_effect_nats: an adapter that moves the canaries by less than this (mean absolute difference from
     its parent, by its own manifest) can't be told from its parent, so it can't be proven.
@@ -20,8 +20,8 @@ class CanaryTolerance(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    mean_nats: float = Field(default=0.08, gt=0)
-    max_nats: float = Field(default=1.0, gt=0)
+    mean_nats: float = Field(default=0.15, gt=0)
+    max_nats: float = Field(default=2.0, gt=0)
     min_effect_nats: float = Field(default=0.02, ge=0)
     min_slope: float = Field(default=0.5, ge=0, le=1)
 
