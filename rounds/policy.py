@@ -1,10 +1,10 @@
 """The policy update: GRPO with LoRA (TRL) against a reward model, under a KL budget.
 
-reward of an answer = its reward-model score − kl_penalty × log(policy / base), normalised within the answers to
-one prompt; a degenerate answer earns a fixed low reward instead. KL is always against the base, whatever the
-parent. Guarantees: the adapter kept is the last one whose measured KL lay within the budget; it is
-written whole or not at all, with canaries of itself and of its parent. Does not judge the result:
-rounds.checkpoint_gate does.
+reward of an answer = its reward-model score − kl_penalty × log(policy / base), minus the mean over the answers
+to its prompt; a degenerate answer earns a fixed low score instead. KL is always against the base, whatever
+the parent. Guarantees: the adapter kept is the last one whose measured KL lay within the budget (the last
+of all updates goes unmeasured); it is written whole or not at all, with canaries of itself and of its
+parent. Does not judge the result: rounds.checkpoint_gate does.
 """
 
 import importlib.metadata
@@ -176,7 +176,7 @@ def _arguments(settings: PolicySettings, seed: int, scratch: str, *, bf16: bool)
         # The penalty is part of the reward, where it is measured against the base even with a parent.
         beta=0.0,
         loss_type="dr_grpo",
-        scale_rewards="group",
+        scale_rewards=settings.advantage_scale,
         gradient_checkpointing=False,
         dataloader_pin_memory=False,
         save_strategy="no",

@@ -1,5 +1,7 @@
 """Settings of the rounds room."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from reward.settings import Precision
@@ -14,6 +16,8 @@ class PolicySettings(BaseModel):
     temperature: of sampling; log-probabilities and KL are of the distribution at that temperature.
     learning_rate: AdamW's, constant. max_grad_norm: gradients are clipped to it.
     lora_rank, lora_alpha: of the adapter, on every linear layer.
+    advantage_scale: an answer's reward minus its prompt's mean is divided by the standard deviation within the
+        prompt ("group") or over the step ("batch": prompts on whose answers people agree count for little).
     kl_penalty: reward lost per nat by which an answer is likelier under the policy than under the base.
     kl_budget: nats; mean over answers of the KL to the base, summed over an answer's tokens. The checkpoint kept is
         the last one measured within it.
@@ -25,15 +29,16 @@ class PolicySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_steps: int = Field(default=10, ge=1)
+    max_steps: int = Field(default=8, ge=1)
     prompts_per_step: int = Field(default=4, ge=1)
     completions_per_prompt: int = Field(default=8, ge=2)
     max_new_tokens: int = Field(default=48, ge=1)
     temperature: float = Field(default=0.8, gt=0)
-    learning_rate: float = Field(default=4e-4, gt=0)
+    learning_rate: float = Field(default=2e-4, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     lora_rank: int = Field(default=16, ge=1)
     lora_alpha: int = Field(default=32, ge=1)
+    advantage_scale: Literal["group", "batch"] = "batch"
     kl_penalty: float = Field(default=0.05, ge=0)
     kl_budget: float = Field(default=2.5, gt=0)
     degenerate_reward: float = -3.0

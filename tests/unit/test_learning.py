@@ -160,7 +160,9 @@ def a_prompt_that_is_too_long_loses_its_front_and_is_counted(tiny: Path) -> None
 def an_answer_is_as_likely_when_measured_as_when_it_was_sampled(tiny: Path) -> None:
     model, tokenizer = load_base(tiny, "float32")
     prompts = [[{"role": "user", "content": "word " * number}] for number in (1, 7, 3)]
-    answers = sample(model, tokenizer, prompts, answers_per_prompt=8, max_new_tokens=120, temperature=5.0, batch_size=16)
+    answers = sample(
+        model, tokenizer, prompts, answers_per_prompt=8, max_new_tokens=120, temperature=5.0, batch_size=16
+    )
     assert [answer.prompt for answer in answers] == [prompt for prompt in prompts for _ in range(8)]
     lengths = {len(answer.token_ids) for answer in answers}
     assert len(lengths) > 3, "some end early, so the batch shrinks on the way"
