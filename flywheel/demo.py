@@ -25,8 +25,8 @@ from loadtest.evaluation import true_win_rate
 from loadtest.raters import Taste, prompts_for_evaluation, prompts_for_votes
 from loadtest.users import Acknowledged, Users
 
-VOTES = 500
-SAMPLES = 2
+VOTES = 450
+SAMPLES = 1
 TURN_LIMIT_S = 3600.0
 
 

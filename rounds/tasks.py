@@ -11,6 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# Training yields to answers: users wait for those. Each task has a process of its own.
+NICENESS = 10
+
 
 def train_reward(
     *,
@@ -102,6 +105,7 @@ def _distinct_prompts(pairs: list[Any]) -> list[list[dict[str, Any]]]:
 
 
 def _progress(task: str, file: Path) -> Callable[[str, float], None]:
+    """The progress callback of `task`; from here on this process yields to the engine."""
     file.parent.mkdir(parents=True, exist_ok=True)
 
     def report(text: str, fraction: float) -> None:
@@ -112,5 +116,6 @@ def _progress(task: str, file: Path) -> Callable[[str, float], None]:
         )
         os.replace(temporary, file)
 
+    os.nice(NICENESS)
     report("starting", 0.0)
     return report

@@ -123,6 +123,9 @@ def engine_arguments(settings: ServingSettings, served_name: str) -> list[str]:
 class EngineReplica:
     """The Ray Serve deployment class. Serve awaits the constructor and the destructor."""
 
+    # Serve calls the destructor of a replica that was stopped while it was still being constructed, too.
+    _loop: asyncio.Task[None] | None = None
+
     async def __init__(self, settings: ServingSettings, base_checkpoint_id: str, dsn: str) -> None:
         self._engine = await VllmEngine.start(settings, base_checkpoint_id)
         self._reconciler = Reconciler(
@@ -143,7 +146,7 @@ class EngineReplica:
     async def check_health(self) -> None:
         """Ray Serve's health check: raises when the engine's process or the reconciliation has died."""
         await self._engine.check_health()
-        if self._loop.done():
+        if self._loop is not None and self._loop.done():
             self._loop.result()
 
     async def call(self, path: str, headers: list[tuple[str, str]], body: bytes) -> AsyncIterator[Head | bytes]:
@@ -152,6 +155,8 @@ class EngineReplica:
             yield message
 
     async def __del__(self) -> None:
+        if self._loop is None:
+            return
         self._loop.cancel()
         await asyncio.wait([self._loop])
         await asyncio.to_thread(self._reconciler.leave)
