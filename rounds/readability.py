@@ -44,7 +44,7 @@ def is_gibberish(text: str) -> bool:
     long_words = [word for word in words if len(word) >= 4]
     if len(long_words) >= 3 and sum(word.isupper() for word in long_words) > len(long_words) / 2:
         return True
-    latin = [word.lower() for word in words if word.isascii() and len(word) >= 2]
+    latin = [word.lower() for word in words if word.isascii() and len(word) >= 3]
     odd = [word for word in latin if not _VOWELS.intersection(word) or max(map(len, re.split("['-]", word))) > 22]
     return len(odd) > max(1, len(latin) / 3)
 
