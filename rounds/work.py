@@ -16,6 +16,7 @@ from typing import Any
 
 from rounds.errors import WorkFailed, WorkLost
 from rounds.settings import ControllerSettings
+from serving.app import TOKEN_FILE
 
 
 def run_on_ray(
@@ -64,6 +65,7 @@ def _read_address(address_file: Path) -> str:
     if address.startswith("127."):
         # Read when ray is imported; otherwise it replaces a loopback address by the machine's own.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(address_file.with_name(TOKEN_FILE)))
     return address
 
 

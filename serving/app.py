@@ -8,6 +8,7 @@ Ray, which is left running. Sets environment variables of this process, so it wa
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 APPLICATION = "flywheel"
 ADDRESS_FILE = "ray_address"
+TOKEN_FILE = "ray_token"
 _OBJECT_STORE_BYTES = 200 << 20
 
 
@@ -40,7 +42,7 @@ def run(
 ) -> None:
     """Serve until `stop` is set, then drain and shut everything down.
 
-    run_dir: where the file `ray_address` tells other processes how to reach this Ray.
+    run_dir: where the files `ray_address` and `ray_token` tell other processes how to reach this Ray.
     Raises EngineRefused when the deployments do not come up, BaseNotPrepared, DatabaseUnreachable.
     """
     from serving.registry import ensure_base
@@ -49,18 +51,17 @@ def run(
     with connect(dsn) as connection:
         base_checkpoint_id = ensure_base(connection, settings)
     folder = Path(tempfile.mkdtemp(prefix="fw-"))  # short: Ray and HAProxy put sockets below it
-    address_file = run_dir / ADDRESS_FILE if run_dir is not None else None
+    known = run_dir or folder
+    known.mkdir(parents=True, exist_ok=True)
+    address_file = known / ADDRESS_FILE
     try:
         with _signals_kept():
-            address = _start_ray(settings, folder)
-        if address_file is not None:
-            address_file.parent.mkdir(parents=True, exist_ok=True)
-            address_file.write_text(address, encoding="utf-8")
+            address = _start_ray(settings, folder, _write_token(known / TOKEN_FILE))
+        address_file.write_text(address, encoding="utf-8")
         _deploy(settings, feedback, base_checkpoint_id, dsn, stop)
         stop.wait()
     finally:
-        if address_file is not None:
-            address_file.unlink(missing_ok=True)
+        address_file.unlink(missing_ok=True)
         try:
             _shut_down(settings)
         finally:
@@ -81,8 +82,18 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start_ray(settings: ServingSettings, folder: Path) -> str:
+def _write_token(file: Path) -> Path:
+    """Make the secret that everything which joins our Ray must show; only this user may read it."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(secrets.token_hex(32))
+    return file
+
+
+def _start_ray(settings: ServingSettings, folder: Path, token_file: Path) -> str:
     os.environ.update(_environment(settings, folder))
+    if not settings.ray_address:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token_file))
     import ray
 
     root = str(Path(__file__).resolve().parent.parent)

@@ -96,12 +96,22 @@ class VllmEngine:
         self._engine.shutdown()
 
 
+def engine_dtype(settings: ServingSettings) -> str:
+    """The number format to serve in: the one that the settings name, or this machine's faster one."""
+    if settings.dtype != "auto":
+        return settings.dtype
+    import torch
+
+    tiles = torch.cpu.get_capabilities().get("amx_bf16", False)
+    return "bfloat16" if torch.cuda.is_available() or tiles else "float32"
+
+
 def engine_arguments(settings: ServingSettings, served_name: str) -> list[str]:
     """vLLM's command-line arguments for these settings."""
     arguments = [
         f"--model={settings.model.resolve()}",
         f"--served-model-name={served_name}",
-        f"--dtype={settings.dtype}",
+        f"--dtype={engine_dtype(settings)}",
         f"--max-model-len={settings.max_model_len}",
         f"--max-num-seqs={settings.max_num_seqs}",
         "--enable-lora",

@@ -31,7 +31,8 @@ class ServingSettings(BaseModel):
 
     host, port: where the API listens. alias: the name that people use for the current checkpoint.
     model: directory of the base model (safetensors and a manifest.json with canaries).
-    max_model_len: context in tokens. kv_cache_gib: cache of the CPU engine, GiB.
+    dtype: number format of the engine; auto takes bfloat16 on a GPU or a CPU with tile units (AMX), else float32,
+    which is faster there. max_model_len: context in tokens. kv_cache_gib: cache of the CPU engine, GiB.
     max_num_seqs: sequences the engine works on at once. max_loras: adapters in one batch;
     max_cpu_loras: adapters kept in memory; lora_modules: the layers that an adapter may change.
     engine_cpus: logical CPUs that an engine replica reserves in Ray.
@@ -49,7 +50,7 @@ class ServingSettings(BaseModel):
     port: int = Field(default=8000, ge=1, le=65535)
     alias: str = "flash"
     model: Path = Path(".flywheel/models/smollm2-135m-instruct")
-    dtype: Literal["bfloat16", "float16", "float32", "auto"] = "bfloat16"
+    dtype: Literal["bfloat16", "float16", "float32", "auto"] = "auto"
     enforce_eager: bool = True
     max_model_len: int = Field(default=1024, ge=16)
     kv_cache_gib: int = Field(default=1, ge=1)
