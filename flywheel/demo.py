@@ -25,7 +25,7 @@ from loadtest.evaluation import true_win_rate
 from loadtest.raters import Taste, prompts_for_evaluation, prompts_for_votes
 from loadtest.users import Acknowledged, Users
 
-VOTES = 450
+VOTES = 350
 SAMPLES = 1
 TURN_LIMIT_S = 3600.0
 

@@ -56,6 +56,7 @@ class Controller:
         self.dsn, self.artifacts, self.base_model, self.alias = dsn, artifacts, base_model, alias
         self.stop = stop
         self.run_work = run_work
+        self.steps = STEPS
         self.holder = f"{socket.gethostname()}:{os.getpid()}"
         self.failures = 0
 
@@ -130,7 +131,7 @@ class Controller:
             alias=self.alias,
             run=partial(self._run, connection),
         )
-        return STEPS[round_.state](bench, round_)
+        return self.steps[round_.state](bench, round_)
 
     def _run(self, connection: Connection, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         connection.commit()

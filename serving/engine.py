@@ -34,8 +34,7 @@ class VllmEngine:
         """Load the model and build the application; `served_name` is the base's checkpoint id."""
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.kv_cache_gib))
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        # Bound to a core (the default), an engine starves beside other work on that core, with another one idle.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", _threads_bound_to(settings))
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
@@ -94,6 +93,16 @@ class VllmEngine:
     def close(self) -> None:
         """Stop the engine's process."""
         self._engine.shutdown()
+
+
+def _threads_bound_to(settings: ServingSettings) -> str:
+    """One thread on each core for a single engine; vLLM's default leaves a core to its scheduler.
+
+    Several engines on one machine float: bound to the same cores they would starve each other.
+    """
+    if settings.engine_replicas > 1:
+        return "nobind"
+    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
 
 
 def engine_dtype(settings: ServingSettings) -> str:

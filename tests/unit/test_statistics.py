@@ -43,11 +43,13 @@ def peeking_after_every_vote_keeps_the_false_promotion_rate_under_alpha() -> Non
 def the_confidence_sequence_covers_the_share_at_all_times() -> None:
     generator = np.random.default_rng(3)
     missed = 0
-    for _ in range(300):
+    for _ in range(150):
         votes = np.cumsum(generator.random(150) < 0.6)
-        bounds = [win_share_confidence_sequence(int(w), n - int(w)) for n, w in enumerate(votes, start=1) if n % 5 == 0]
+        bounds = [
+            win_share_confidence_sequence(int(w), n - int(w)) for n, w in enumerate(votes, start=1) if n % 10 == 0
+        ]
         missed += any(not low <= 0.6 <= high for low, high in bounds)
-    assert missed / 300 <= 0.05
+    assert missed / 150 <= 0.05
 
 
 def the_two_sides_mirror_each_other() -> None:

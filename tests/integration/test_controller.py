@@ -1,0 +1,145 @@
+"""Laws of the lease, of a round's moves, and of a controller that is killed or fails, on a real database."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward.settings import RewardSettings
+from rounds.controller import Controller
+from rounds.errors import ForbiddenMove, LeaseLost, WorkFailed
+from rounds.settings import ControllerSettings, RoundsSettings
+from rounds.steps import Outcome, Workbench
+from rounds.store import Round, advance, current_round, list_rounds, release_lease, take_lease, transitions
+from storage.postgres import Connection, connect
+
+pytestmark = pytest.mark.real
+
+SETTINGS = RoundsSettings(controller=ControllerSettings(new_preferences=1, poll_interval_s=0.05, lease_s=2))
+
+
+@pytest.fixture
+def connection(dsn: str) -> Any:
+    with connect(dsn) as opened:
+        yield opened
+
+
+def move(connection: Connection, holder: str, round_: Round, to_state: str) -> Round:
+    return advance(connection, holder, round_, to_state, reason="a test moves it", report={}, context={})
+
+
+def only_one_controller_holds_the_lease(connection: Connection) -> None:
+    assert take_lease(connection, "one", 30)
+    assert take_lease(connection, "one", 30)
+    assert not take_lease(connection, "two", 30)
+    release_lease(connection, "one")
+    assert take_lease(connection, "two", 30)
+
+
+def an_expired_lease_is_taken_over(connection: Connection) -> None:
+    assert take_lease(connection, "gone", 0)
+    assert take_lease(connection, "next", 30)
+
+
+def a_controller_that_lost_its_lease_moves_nothing(connection: Connection) -> None:
+    assert take_lease(connection, "slow", 0)
+    round_ = current_round(connection)
+    assert take_lease(connection, "next", 30)
+    with pytest.raises(LeaseLost):
+        move(connection, "slow", round_, "snapshot")
+    assert current_round(connection).state == "collecting"
+
+
+def a_round_moves_once_from_where_it_was_read(connection: Connection) -> None:
+    take_lease(connection, "one", 30)
+    round_ = current_round(connection)
+    assert move(connection, "one", round_, "snapshot").state == "snapshot"
+    with pytest.raises(LeaseLost):
+        move(connection, "one", round_, "snapshot")
+    with pytest.raises(ForbiddenMove):
+        move(connection, "one", current_round(connection), "promoted")
+    assert [row["to_state"] for row in transitions(connection, round_.round_id)] == ["snapshot"]
+
+
+def a_round_that_ended_is_followed_by_the_next(connection: Connection) -> None:
+    take_lease(connection, "one", 30)
+    round_ = current_round(connection)
+    for state in ("snapshot", "reward_training", "reward_gate", "rejected"):
+        round_ = move(connection, "one", round_, state)
+    following = current_round(connection)
+    assert (following.number, following.state) == (round_.number + 1, "collecting")
+    assert [listed.number for listed in list_rounds(connection)] == [following.number, round_.number]
+
+
+def build(dsn: str, tmp_path: Path, run_work: Callable[..., Any], stop: threading.Event) -> Controller:
+    return Controller(
+        SETTINGS,
+        RewardSettings(),
+        dsn=dsn,
+        artifacts=tmp_path,
+        base_model=tmp_path,
+        alias="flash",
+        stop=stop,
+        run_work=run_work,
+    )
+
+
+def a_step_whose_work_fails_is_tried_again_and_then_ends_the_round(
+    dsn: str, connection: Connection, tmp_path: Path
+) -> None:
+    calls = []
+
+    def broken(function: Callable[..., Any], arguments: dict[str, Any], keep_alive: Callable[[], None]) -> Any:
+        calls.append(arguments["snapshot_path"])
+        raise WorkFailed("the training side is empty")
+
+    wheel = build(dsn, tmp_path, broken, threading.Event())
+    take_lease(connection, wheel.holder, 30)
+    round_ = move(connection, wheel.holder, current_round(connection), "snapshot")
+    context = {"snapshot_id": "snapshot-1", "snapshot_path": "nowhere"}
+    advance(connection, wheel.holder, round_, "reward_training", reason="", report={}, context=context)
+    assert not wheel.turn_once(connection)
+    assert wheel.turn_once(connection)
+    ended = list_rounds(connection)[0]
+    assert ended.state == "rejected"
+    assert "the training side is empty" in transitions(connection, ended.round_id)[-1]["reason"]
+    assert calls == ["nowhere"] * SETTINGS.controller.maximum_attempts
+
+
+def a_controller_that_starts_again_goes_on_with_the_step_it_was_in(
+    dsn: str, connection: Connection, tmp_path: Path
+) -> None:
+    take_lease(connection, "killed", 0)
+    round_ = current_round(connection)
+    take_lease(connection, "killed", 30)
+    move(connection, "killed", round_, "snapshot")
+    release_lease(connection, "killed")
+    seen = []
+
+    def snapshot(bench: Workbench, round_: Round) -> Outcome:
+        seen.append(round_.state)
+        return Outcome("reward_training", "frozen")
+
+    wheel = build(dsn, tmp_path, lambda *_: None, threading.Event())
+    wheel.steps = {**wheel.steps, "snapshot": snapshot}
+    assert wheel.turn_once(connection)
+    assert seen == ["snapshot"]
+    assert current_round(connection).state == "reward_training"
+
+
+def a_stop_ends_the_controller_and_gives_the_lease_back(dsn: str, connection: Connection, tmp_path: Path) -> None:
+    stop = threading.Event()
+    wheel = build(dsn, tmp_path, lambda *_: None, stop)
+    thread = threading.Thread(target=wheel.run)
+    thread.start()
+    try:
+        deadline = threading.Event()
+        while not list_rounds(connection) and not deadline.wait(0.05):
+            connection.rollback()
+    finally:
+        stop.set()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert take_lease(connection, "another", 30)
