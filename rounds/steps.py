@@ -198,7 +198,8 @@ def registration(bench: Workbench, round_: Round) -> Outcome | None:
     refused = [proof for proof in proofs if proof.status == "refused"]
     if refused:
         registry.retire_checkpoint(bench.connection, checkpoint_id)
-        return Outcome("rejected", f"replica {refused[0].replica_id} refused {checkpoint_id}: canaries differ", report)
+        why = refused[0].proof.get("reason", "its canaries differ")
+        return Outcome("rejected", f"replica {refused[0].replica_id} refused {checkpoint_id}: {why}", report)
     live = set(registry.live_replicas(bench.connection))
     if not live or live - {proof.replica_id for proof in proofs}:
         return None

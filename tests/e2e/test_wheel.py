@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.real, pytest.mark.engine]
 
 TINY = (
     "serving.max_model_len=512",
-    "rounds.controller.new_preferences=60",
+    "rounds.controller.new_preferences=150",
     "rounds.policy.max_steps=2",
     "rounds.policy.prompts_per_step=2",
     "rounds.policy.completions_per_prompt=4",
@@ -32,6 +32,9 @@ TINY = (
 )
 # A random model's answers are word salad to begin with: its gates watch for a drift, not for sense.
 PERMISSIVE = (
+    "rounds.policy.learning_rate=0.05",
+    "rounds.policy.kl_budget=1000",
+    "rounds.checkpoint_gate.kl_maximum=1000",
     "reward.minimum_accuracy=0",
     "rounds.checkpoint_gate.minimum_reward_gain=-10",
     "rounds.checkpoint_gate.base_nll_margin=10",
@@ -84,7 +87,7 @@ def the_wheel_turns_on_a_tiny_random_model(tmp_path: Path) -> None:
 
 def the_real_model_makes_a_short_turn(base_model: Path, tmp_path: Path) -> None:
     short = [
-        setting.replace("max_new_tokens=16", "max_new_tokens=32").replace("new_preferences=60", "new_preferences=80")
+        setting.replace("max_new_tokens=16", "max_new_tokens=32").replace("new_preferences=150", "new_preferences=120")
         for setting in TINY
     ]
     with Platform(
@@ -93,6 +96,10 @@ def the_real_model_makes_a_short_turn(base_model: Path, tmp_path: Path) -> None:
         *short,
         "reward.minimum_accuracy=0",
         "rounds.checkpoint_gate.minimum_reward_gain=-10",
+        "rounds.policy.learning_rate=0.001",
+        "rounds.policy.kl_budget=100",
+        "rounds.checkpoint_gate.kl_maximum=100",
+        "rounds.checkpoint_gate.base_nll_margin=10",
     ) as platform:
         platform.start()
         wheel = Wheel(platform.dsn, platform.artifacts)
