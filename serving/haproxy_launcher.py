@@ -1,7 +1,9 @@
-"""Starts HAProxy for Ray Serve so that it listens where the settings say only, and dies with its parent.
+"""Starts HAProxy for Ray Serve so that it listens where the settings say only, says when the API is not there yet,
+and dies with its parent.
 
 Ray renders two listeners (metrics and statistics) that bind to all interfaces and offers no setting for
-them, and leaves HAProxy running when its parent is killed. Ray calls this file in place of HAProxy
+them, answers 404 while no application is deployed (a client takes that for final), and leaves HAProxy
+running when its parent is killed. Ray calls this file in place of HAProxy
 (RAY_SERVE_HAPROXY_BINARY_PATH), with the port that may be public, the real binary, and HAProxy's own arguments.
 It runs as a script at every reload, so it imports a little of the standard library and nothing else.
 """
@@ -15,6 +17,20 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _ALL_INTERFACES = re.compile(r"^(\s*bind )(?:\*|0\.0\.0\.0|\[?::\]?)?:(\d+)", re.MULTILINE)
+_NOT_FOUND = re.compile(r"^(\s*)http-request return status 404 .*$", re.MULTILINE)
+_NOT_READY = (
+    "http-request return status 503 content-type application/json hdr Retry-After 2 string "
+    """'{"error":{"message":"the platform is starting; try again",'"""
+    """'"type":"server_error","param":null,"code":"not_ready"}}'"""
+)
+
+
+def say_not_ready(configuration: str) -> str:
+    """The same configuration, in which a request that no application takes is answered 503 with Retry-After.
+
+    The gateway takes every path and answers 404 itself, so HAProxy gets here only while there is no gateway.
+    """
+    return _NOT_FOUND.sub(lambda found: found[1] + _NOT_READY, configuration)
 
 
 def bind_locally(configuration: str, public_port: str = "") -> str:
@@ -34,7 +50,8 @@ def main() -> None:
     public_port, binary, *arguments = sys.argv[1:]
     if "-f" in arguments:
         file = Path(arguments[arguments.index("-f") + 1])
-        file.write_text(bind_locally(file.read_text(encoding="utf-8"), public_port), encoding="utf-8")
+        configuration = bind_locally(file.read_text(encoding="utf-8"), public_port)
+        file.write_text(say_not_ready(configuration), encoding="utf-8")
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     os.execv(binary, [binary, *arguments])

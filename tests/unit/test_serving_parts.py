@@ -12,7 +12,7 @@ from serving.assignment import assign, point_of
 from serving.canary import judge_canaries
 from serving.capture import StreamCapture, capture_body
 from serving.errors import InvalidRequest, MissingScope, NotFound, Overloaded, Unauthenticated
-from serving.haproxy_launcher import bind_locally
+from serving.haproxy_launcher import bind_locally, say_not_ready
 from serving.keys import ApiKey, bearer_secret, check, digest_of
 from serving.requests import ChatRequest, parse_model, parse_object
 from serving.settings import CanaryTolerance
@@ -250,3 +250,11 @@ def every_listener_of_haproxy_moves_to_loopback_but_the_one_that_may_be_public()
     )
     assert bind_locally(given) == wanted
     assert bind_locally("  bind *:8000\n  bind *:8404\n", "8000") == "  bind *:8000\n  bind 127.0.0.1:8404\n"
+
+
+def a_request_that_no_gateway_takes_is_told_to_try_again() -> None:
+    given = 'backend b\n    http-request return status 404 content-type text/plain lf-string "not found"\n'
+    answered = say_not_ready(given)
+    assert "404" not in answered
+    assert "return status 503" in answered
+    assert "Retry-After" in answered
