@@ -7,6 +7,7 @@ idempotency key, so a retry never votes twice; every acknowledged vote is return
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from openai import APIError, AsyncOpenAI
 from loadtest.raters import SYSTEM_PROMPT, Rater, Taste
 
 T = TypeVar("T")
-ATTEMPTS = 40
+PATIENCE_S = 240.0
 PAUSE_S = 1.0
 
 
@@ -207,16 +208,15 @@ class Users:
         return await self._retried(ask, (httpx.HTTPError,))
 
     async def _retried(self, ask: Callable[[], Awaitable[T]], errors: tuple[type[Exception], ...]) -> T:
-        """Call `ask` until it succeeds; a client error is not retried, a platform that is away is waited for."""
-        attempt = 1
+        """Call `ask` until it succeeds: a client error is final, a platform that is away is waited for PATIENCE_S."""
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 return await ask()
             except errors as error:
                 status = getattr(getattr(error, "response", None), "status_code", None)
-                if attempt == ATTEMPTS or (status is not None and 400 <= status < 500 and status != 429):
+                if time.monotonic() > deadline or (status is not None and 400 <= status < 500 and status != 429):
                     raise
-                attempt += 1
                 self.acknowledged.retries += 1
                 await asyncio.sleep(PAUSE_S)
 
