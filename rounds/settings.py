@@ -40,7 +40,7 @@ class PolicySettings(BaseModel):
     lora_alpha: int = Field(default=32, ge=1)
     advantage_scale: Literal["group", "batch"] = "group"
     kl_penalty: float = Field(default=0.05, ge=0)
-    kl_budget: float = Field(default=3.0, gt=0)
+    kl_budget: float = Field(default=5.0, gt=0)
     degenerate_reward: float = -3.0
     micro_batch: int = Field(default=16, ge=1)
     max_prompt_tokens: int = Field(default=256, ge=16)
