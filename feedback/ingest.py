@@ -12,6 +12,7 @@ Non-guarantees: Kafka's committed offset is written as a hint for lag tools and 
 come twice on `<topic>.dlq` (never in the table).
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -124,7 +125,8 @@ class _Session:
         self._checked_at = 0.0
         self.connection: Connection = connect(dsn, autocommit=True)
         self._logs: Logs | None = None
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             self._logs = Logs(settings)
             self._logs.ensure()
             self._log_of: dict[str, TopicLog] = self._logs.current()
@@ -132,9 +134,7 @@ class _Session:
             self.positions: dict[Place, int] = store.positions(self.connection, places)
             with reaching_the_log():
                 self._consumer = self._make_consumer()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def _make_consumer(self) -> Any:
         consumer = KafkaConsumer(

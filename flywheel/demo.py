@@ -100,16 +100,9 @@ class Outcome:
 
 
 async def _turn(platform: Platform, wheel: Wheel, phases: Phases, *, raters: Taste, seed: int) -> Outcome:
-    prompts = prompts_for_votes()
     async with Users(platform.url, platform.key, taste=raters, seed=seed) as users:
         with phases.phase("voting", "Users compare answers and vote") as say:
-            async with wheel.watching() as watch:
-                await users.collect_votes(
-                    prompts,
-                    votes=10 * len(prompts),
-                    done=lambda: watch.state != "collecting",
-                    progress=lambda cast: say(f"{cast} votes, {watch.decided} decided in the store"),
-                )
+            await _vote_during("collecting", users, wheel, say)
         for name, text, states in (
             ("reward", "Learning what people like", ("snapshot", "reward_training", "reward_gate")),
             ("policy", "Improving the policy", ("policy_update",)),
@@ -121,19 +114,25 @@ async def _turn(platform: Platform, wheel: Wheel, phases: Phases, *, raters: Tas
                     await _follow(wheel, states, say)
         if wheel.round().state == "experiment":
             with phases.phase("experiment", "People decide: old against new, side by side") as say:
-                async with wheel.watching() as watch:
-                    await users.collect_votes(
-                        prompts,
-                        votes=10 * len(prompts),
-                        done=lambda: watch.state != "experiment",
-                        progress=lambda cast: say(f"{cast} votes"),
-                    )
+                await _vote_during("experiment", users, wheel, say)
         await _until(wheel.ended, lambda: None)
         evaluation = None
         if wheel.round().state == "promoted":
             with phases.phase("evaluation", "True win rate on prompts never used") as say:
                 evaluation = await _evaluate(users, wheel, raters, say)
         return Outcome(users.acknowledged, evaluation)
+
+
+async def _vote_during(state: str, users: Users, wheel: Wheel, say: Callable[[str], None]) -> None:
+    """Compare and vote for as long as the round stays in `state`."""
+    prompts = prompts_for_votes()
+    async with wheel.watching() as watch:
+        await users.collect_votes(
+            prompts,
+            votes=10 * len(prompts),
+            done=lambda: watch.state != state,
+            progress=lambda cast: say(f"{cast} votes, {watch.decided} decided in the store"),
+        )
 
 
 async def _follow(wheel: Wheel, states: Sequence[str], say: Callable[[str], None]) -> None:
