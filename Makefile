@@ -5,7 +5,7 @@ SEED ?= 1
 UPGRADE ?=
 BIN := .venv/bin
 
-.PHONY: help setup demo test check lock clean
+.PHONY: help setup demo test check types units lock clean
 
 help: ## Show this.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -22,7 +22,12 @@ test: setup ## Run every test, on the real parts.
 check: setup ## The fast loop: format, lint, types, unit tests.
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory -j2 -Otarget types units
+
+types:
 	@$(BIN)/mypy
+
+units:
 	@$(BIN)/python -m pytest -m "not real and not engine"
 
 lock: setup ## Make requirements/cpu.lock anew; UPGRADE=1 takes the newest versions.

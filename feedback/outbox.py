@@ -12,7 +12,6 @@ Non-guarantees: a retry that reaches another process, or comes after the retenti
 again; the store keeps one of the two all the same. A failed append (not a conflict) has an unknown outcome.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -30,6 +29,7 @@ from typing import Literal
 from feedback.errors import EventNotEncodable, OutboxConflict, OutboxFull, OutboxUnavailable
 from feedback.events import AnyEvent, to_record
 from feedback.outbox_file import LOCK_SUFFIX, SUFFIX, Accepted, OutboxFile, create_file, list_files
+from storage.locks import take_lock
 
 Answer = Literal["accepted", "duplicate"]
 _Request = tuple[list[Accepted], "Future[list[Answer]]"]
@@ -167,8 +167,9 @@ class Outbox:
 
 
 def _adopt(directory: Path) -> tuple[Path, int] | None:
+    """The lock lies next to the file: SQLite's own locks live on the file itself."""
     for path in list_files(directory):
-        lock = _try_lock(path.with_suffix(LOCK_SUFFIX))
+        lock = take_lock(path.with_suffix(LOCK_SUFFIX))
         if lock is not None:
             return path, lock
     return None
@@ -176,22 +177,11 @@ def _adopt(directory: Path) -> tuple[Path, int] | None:
 
 def _create(directory: Path) -> tuple[Path, int]:
     path = directory / f"{uuid.uuid4().hex}{SUFFIX}"
-    lock = _try_lock(path.with_suffix(LOCK_SUFFIX))
+    lock = take_lock(path.with_suffix(LOCK_SUFFIX))
     if lock is None:
         raise OSError(f"the lock of the new file {path} is taken")
     create_file(path)
     return path, lock
-
-
-def _try_lock(path: Path) -> int | None:
-    """Lock a file next to the database (SQLite's own locks live on the database itself); null when taken."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
-    return handle
 
 
 def _encode(event: AnyEvent) -> Accepted:

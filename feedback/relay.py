@@ -10,7 +10,6 @@ Guarantees
 Non-guarantee: order is kept per target only while nothing fails; the store does not need it.
 """
 
-import fcntl
 import logging
 import os
 import sqlite3
@@ -30,6 +29,7 @@ from feedback.outbox_file import OutboxFile, Row, Sent, list_files
 from feedback.settings import FeedbackSettings
 from feedback.stopping import Backoff, summary
 from feedback.topics import EVENT_TOPICS, Logs, TopicLog, close_producer, make_producer, reaching_the_log
+from storage.locks import take_lock
 
 logger = logging.getLogger(__name__)
 
@@ -236,14 +236,11 @@ class Relay:
 def _only_one(directory: Path, stop: threading.Event) -> Iterator[None]:
     """Hold the folder's relay lock; waits for it, or for the stop."""
     directory.mkdir(parents=True, exist_ok=True)
-    handle = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = take_lock(directory / _LOCK_NAME)
+    while handle is None and not stop.wait(0.2):
+        handle = take_lock(directory / _LOCK_NAME)
     try:
-        while not stop.is_set():
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                stop.wait(0.2)
         yield
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)

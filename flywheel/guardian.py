@@ -7,7 +7,6 @@ held through a file that both have open, so it is free only when both are gone.
 Exit codes: 0 after an orderly stop, 1 after a failure, 3 when another guardian holds the lock.
 """
 
-import fcntl
 import os
 import shutil
 import signal
@@ -17,13 +16,15 @@ from pathlib import Path
 
 from flywheel import processes
 from flywheel.state import TERMINAL, PlatformState, ProcessState, forget_all_begins, read_state, write_state
+from storage.locks import take_lock
 
 LOCK_HELD = 3
 
 
 def guard(home: Path, arguments: list[str]) -> int:
     """Run the supervisor to its end and leave nothing behind. Returns the exit code."""
-    lock = _take_lock(home)
+    (home / "run").mkdir(parents=True, exist_ok=True)
+    lock = take_lock(home / "run" / "lock")
     if lock is None:
         return LOCK_HELD
     processes.become_subreaper()
@@ -56,17 +57,6 @@ def guard(home: Path, arguments: list[str]) -> int:
             component.pid, component.started_at, component.state = None, None, "stopped"
         write_state(home, state)
     return 0 if code == 0 else 1
-
-
-def _take_lock(home: Path) -> int | None:
-    (home / "run").mkdir(parents=True, exist_ok=True)
-    handle = os.open(home / "run" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
-    return handle
 
 
 def _sweep(home: Path) -> None:

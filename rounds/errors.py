@@ -7,7 +7,8 @@ RoundsError
 ├── ForbiddenMove   the state table does not have this move (no retry)
 ├── LeaseLost       another controller drives the wheel (a retry can help)
 ├── WorkLost        a task died with its worker or its node (a retry can help)
-└── WorkFailed      a task raised; its text is kept (no retry)
+└── WorkFailed      a task raised; its text is kept (a retry can help: memory, disk)
+    └── WorkRefused a task judged what it was given; the same again is judged the same (no retry)
 """
 
 
@@ -41,3 +42,7 @@ class WorkLost(RoundsError):
 
 class WorkFailed(RoundsError):
     """The task itself raised an error."""
+
+
+class WorkRefused(WorkFailed):
+    """The task can't do anything with what it was given: too few pairs, no prompts, nothing within the budget."""

@@ -4,7 +4,7 @@
 about once a second, so that the caller can renew its lease and leave when it is told to stop.
 Guarantees: the worker ends with its task or with this process, whichever is first; a task that died with
 its worker or its node raises WorkLost, which a retry can cure; an error that the function itself raised
-comes back as WorkFailed with that error's text.
+comes back with its text: as WorkRefused when it is one of our rooms' own, else as WorkFailed.
 """
 
 import os
@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rounds.errors import WorkFailed, WorkLost
+from feedback.errors import FeedbackError
+from reward.errors import RewardError
+from rounds.errors import RoundsError, WorkFailed, WorkLost, WorkRefused
 from rounds.settings import ControllerSettings
 from serving.app import TOKEN_FILE
 
@@ -29,7 +31,7 @@ def run_on_ray(
 ) -> Any:
     """Call `function(**arguments)` in a fresh Ray worker and return its result.
 
-    address_file: where the platform wrote the address of its Ray. Raises WorkLost, WorkFailed.
+    address_file: where the platform wrote the address of its Ray. Raises WorkLost, WorkFailed, WorkRefused.
     """
     address = _read_address(address_file)
     import ray
@@ -52,7 +54,8 @@ def run_on_ray(
         finally:
             ray.cancel(reference, force=True)
     except RayTaskError as error:
-        raise WorkFailed(f"{function.__name__} failed: {type(error.cause).__name__}: {error.cause}") from error
+        kind = WorkRefused if isinstance(error.cause, FeedbackError | RewardError | RoundsError) else WorkFailed
+        raise kind(f"{function.__name__} failed: {type(error.cause).__name__}: {error.cause}") from error
     except (RayError, ConnectionError) as error:
         raise WorkLost(f"{function.__name__} was lost with its worker: {error}") from error
 

