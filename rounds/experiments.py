@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rounds.settings import ExperimentSettings
-from rounds.statistics import log_evidence_better, log_evidence_worse, win_share_confidence_sequence
+from rounds.statistics import log_evidence_better, log_evidence_worse, win_share_bounds
 from storage.postgres import Connection
 
 Outcome = Literal["win", "loss", "tie"]
@@ -89,7 +89,7 @@ def decide(votes: Tally, settings: ExperimentSettings) -> Decision:
     wins, losses = votes.wins, votes.losses
     decided = wins + losses
     better, worse = log_evidence_better(wins, losses), log_evidence_worse(wins, losses)
-    low, high = win_share_confidence_sequence(wins, losses, settings.alpha)
+    low, high = win_share_bounds(wins, losses, settings.alpha)
     threshold = math.log(1 / settings.alpha)
     numbers: dict[str, Any] = {
         "votes": len(votes.outcomes),
@@ -106,7 +106,7 @@ def decide(votes: Tally, settings: ExperimentSettings) -> Decision:
         "log_evidence_needed": threshold,
         "settings": settings.model_dump(mode="json"),
     }
-    share = f"{wins} of {decided} decided votes chose the candidate (always-valid interval {low:.2f} to {high:.2f})"
+    share = f"{wins} of {decided} decided votes chose the candidate (true share, always valid: {low:.2f} to {high:.2f})"
     if decided >= settings.minimum_votes and better >= threshold:
         return Decision("promoted", f"{share}: better than the control at alpha {settings.alpha}", numbers)
     if decided >= settings.minimum_votes and worse >= threshold:
@@ -117,13 +117,13 @@ def decide(votes: Tally, settings: ExperimentSettings) -> Decision:
 
 
 def evidence_path(outcomes: Sequence[Outcome], alpha: float) -> list[dict[str, float | int]]:
-    """The confidence sequence after each vote, for a plot: vote number, share, low, high."""
+    """The bounds after each vote, for a plot: vote number, share, low, high."""
     wins = losses = 0
     path: list[dict[str, float | int]] = []
     for number, outcome in enumerate(outcomes, start=1):
         wins += outcome == "win"
         losses += outcome == "loss"
-        low, high = win_share_confidence_sequence(wins, losses, alpha)
+        low, high = win_share_bounds(wins, losses, alpha)
         share = wins / (wins + losses) if wins + losses else 0.5
         path.append({"vote": number, "share": share, "low": low, "high": high})
     return path

@@ -6,26 +6,28 @@ of a tie is one. Votes are taken as exchangeable given the win share; clustering
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 
-def log_evidence_better(wins: int, losses: int) -> float:
-    """Natural log of the e-value against "the win share of decided votes is at most one half".
+def log_evidence_better(wins: int, losses: int, share: float = 0.5) -> float:
+    """Natural log of the e-value against "the win share of decided votes is at most `share`".
 
-    The mixture of likelihood ratios p^w (1-p)^l / 2^-(w+l) over p uniform on (1/2, 1]: each ratio is a
+    The mixture of likelihood ratios p^w (1-p)^l / share^w (1-share)^l over p uniform on (share, 1]: each ratio is a
     supermartingale under the hypothesis, so is their mixture, and by Ville's inequality the chance that it
     ever passes 1/alpha is at most alpha (Robbins 1970; Ramdas et al. 2023, "Game-theoretic statistics and
     safe anytime-valid inference", §3). Closed form by the incomplete beta function.
 
-    Raises ValueError for negative counts.
+    Raises ValueError for negative counts, or a share that is not between 0 and 1.
     """
-    _check(wins, losses)
-    decided = wins + losses
-    upper_half = stats.beta.logsf(0.5, wins + 1, losses + 1)
-    return float(math.log(2) + special.betaln(wins + 1, losses + 1) + upper_half + decided * math.log(2))
+    if wins < 0 or losses < 0:
+        raise ValueError(f"counts of votes can't be negative: {wins} wins, {losses} losses")
+    if not 0 < share < 1:
+        raise ValueError(f"a win share lies between 0 and 1: {share}")
+    above = stats.beta.logsf(share, wins + 1, losses + 1) - math.log1p(-share)
+    likelihood = wins * math.log(share) + losses * math.log1p(-share)
+    return float(special.betaln(wins + 1, losses + 1) + above - likelihood)
 
 
 def log_evidence_worse(wins: int, losses: int) -> float:
@@ -33,24 +35,25 @@ def log_evidence_worse(wins: int, losses: int) -> float:
     return log_evidence_better(losses, wins)
 
 
-def win_share_confidence_sequence(wins: int, losses: int, alpha: float = 0.05) -> tuple[float, float]:
-    """(low, high): holds the true win share at all times at once with probability at least 1 - alpha.
+def win_share_bounds(wins: int, losses: int, alpha: float = 0.05) -> tuple[float, float]:
+    """(low, high) of the win share: each bound holds at all times at once with probability at least 1 - alpha.
 
-    The shares p at which the uniform-mixture likelihood ratio B(w+1, l+1) / (p^w (1-p)^l) stays below
-    1/alpha (Robbins 1970, "Statistical methods related to the law of the iterated logarithm", §2; the
-    beta-binomial mixture of Howard et al. 2021). With no decided votes it is (0, 1).
+    `low` is the largest share that `log_evidence_better` refutes at alpha, `high` its mirror image. So `low` passes
+    one half exactly when the candidate is proven better; together the two hold with probability 1 - 2 alpha.
     """
-    _check(wins, losses)
-    if wins + losses == 0:
-        return 0.0, 1.0
-    mixture = special.betaln(wins + 1, losses + 1)
+    return _low(wins, losses, alpha), 1 - _low(losses, wins, alpha)
+
+
+def _low(wins: int, losses: int, alpha: float) -> float:
+    if wins == 0:
+        return 0.0
     limit = math.log(1 / alpha)
 
     def excess(share: float) -> float:
-        return float(mixture - special.xlogy(wins, share) - special.xlog1py(losses, -share) - limit)
+        return log_evidence_better(wins, losses, share) - limit
 
-    peak = wins / (wins + losses)
-    return _root(excess, 0.0, peak), _root(excess, 1.0, peak)
+    least, peak = 1e-12, min(wins / (wins + losses), 1 - 1e-12)
+    return float(optimize.brentq(excess, least, peak, xtol=1e-12)) if excess(least) > 0 else 0.0
 
 
 def clustered_mean_interval(
@@ -71,21 +74,3 @@ def clustered_mean_interval(
     error = math.sqrt(groups / (groups - 1) * float(np.sum(sums**2))) / len(values)
     width = float(stats.t.ppf(0.5 + confidence / 2, groups - 1)) * error
     return mean, mean - width, mean + width
-
-
-def _root(excess: Callable[[float], float], outside: float, inside: float) -> float:
-    """Bisect between `outside` (where the excess may be positive) and `inside` (where it is negative)."""
-    if excess(outside) <= 0:
-        return outside
-    for _ in range(60):
-        middle = (outside + inside) / 2
-        if excess(middle) > 0:
-            outside = middle
-        else:
-            inside = middle
-    return (outside + inside) / 2
-
-
-def _check(wins: int, losses: int) -> None:
-    if wins < 0 or losses < 0:
-        raise ValueError(f"counts of votes can't be negative: {wins} wins, {losses} losses")

@@ -10,7 +10,7 @@ from rounds.statistics import (
     clustered_mean_interval,
     log_evidence_better,
     log_evidence_worse,
-    win_share_confidence_sequence,
+    win_share_bounds,
 )
 
 
@@ -40,30 +40,39 @@ def peeking_after_every_vote_keeps_the_false_promotion_rate_under_alpha() -> Non
     assert promoted / 2000 <= 0.05
 
 
-def the_confidence_sequence_covers_the_share_at_all_times() -> None:
+def the_bounds_hold_at_all_times() -> None:
     generator = np.random.default_rng(3)
-    missed = 0
+    missed_low = missed_high = 0
     for _ in range(150):
         votes = np.cumsum(generator.random(150) < 0.6)
-        bounds = [
-            win_share_confidence_sequence(int(w), n - int(w)) for n, w in enumerate(votes, start=1) if n % 10 == 0
-        ]
-        missed += any(not low <= 0.6 <= high for low, high in bounds)
-    assert missed / 150 <= 0.05
+        bounds = [win_share_bounds(int(w), n - int(w)) for n, w in enumerate(votes, start=1) if n % 10 == 0]
+        missed_low += any(low > 0.6 for low, _ in bounds)
+        missed_high += any(high < 0.6 for _, high in bounds)
+    assert missed_low / 150 <= 0.05
+    assert missed_high / 150 <= 0.05
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.05])
+def the_lower_bound_passes_one_half_exactly_when_the_evidence_passes_its_threshold(alpha: float) -> None:
+    for decided in (1, 2, 7, 20, 45):
+        for wins in range(decided + 1):
+            proven = log_evidence_better(wins, decided - wins) >= math.log(1 / alpha)
+            assert (win_share_bounds(wins, decided - wins, alpha)[0] > 0.5 - 1e-12) == proven
 
 
 def the_two_sides_mirror_each_other() -> None:
     assert log_evidence_worse(4, 9) == log_evidence_better(9, 4)
-    low, high = win_share_confidence_sequence(12, 30)
-    mirrored = win_share_confidence_sequence(30, 12)
+    low, high = win_share_bounds(12, 30)
+    mirrored = win_share_bounds(30, 12)
     assert (1 - high, 1 - low) == pytest.approx(mirrored, abs=1e-9)
+    assert 0 < low < 12 / 42 < high < 1
 
 
 def an_extreme_record_neither_overflows_nor_turns_into_nan() -> None:
     assert log_evidence_better(5000, 0) > 1000
     assert log_evidence_better(0, 5000) < 0
-    assert win_share_confidence_sequence(0, 0) == (0.0, 1.0)
-    assert win_share_confidence_sequence(400, 0)[1] == 1.0
+    assert win_share_bounds(0, 0) == (0.0, 1.0)
+    assert win_share_bounds(400, 0)[1] == 1.0
 
 
 def negative_counts_are_refused() -> None:
