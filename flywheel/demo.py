@@ -22,7 +22,7 @@ from flywheel.report import print_report, write_report
 from flywheel.settings import Settings
 from flywheel.wheel import Wheel
 from loadtest.evaluation import true_win_rate
-from loadtest.raters import Taste, prompts_for_evaluation, prompts_for_votes
+from loadtest.raters import Taste, answer_tokens, prompts_for_evaluation, prompts_for_votes
 from loadtest.users import Acknowledged, Users
 
 VOTES = 350
@@ -70,6 +70,9 @@ def run(settings: Settings, *, raters: str, seed: int, arguments: Sequence[str])
         f"serving.model={settings.serving.model}",
         f"rounds.controller.new_preferences={VOTES}",
         f"rounds.controller.seed={100 * seed}",
+        # Trained and judged on answers as long as those that users see.
+        f"rounds.policy.max_new_tokens={answer_tokens(taste)}",
+        f"rounds.checkpoint_gate.max_new_tokens={answer_tokens(taste)}",
         *(argument.removeprefix("--set=") for argument in arguments if not argument.startswith("--set=home=")),
     ) as platform:
         with phases.phase("model", "Preparing the base model") as say:

@@ -11,6 +11,11 @@ Tastes, all in the same unit (a difference of 1 is a clear but not certain choic
 
 A rater prefers the first answer with probability sigmoid(SHARPNESS × difference of utility). Answers
 whose utilities differ by less than TIE_BAND are called a tie with probability TIE_SHARE.
+The chats that they have leave the model room to move their way. Without more than the system prompt the base
+runs into the limit of tokens (38 words at 48, one answer in ten finished): it is too long for the concise, and it
+could not get longer for the verbose. So these chat in an application that shows two short answers first, which
+the base imitates (16 words, nine in ten finished), and they allow for longer ones.
+
 Guarantees: a vote depends on (seed, prompt, the two answers) alone, not on the order in which votes are cast,
 and swapping the two answers swaps the vote.
 """
@@ -25,7 +30,13 @@ from typing import Literal
 Taste = Literal["concise", "verbose", "random"]
 Choice = Literal["first", "second", "tie"]
 
-SYSTEM_PROMPT = "You answer in one or two short sentences."
+_SYSTEM = {"role": "system", "content": "You answer in one or two short sentences."}
+_SHORT_ANSWERS = (
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "The capital of France is Paris."},
+    {"role": "user", "content": "How do I keep bread fresh?"},
+    {"role": "assistant", "content": "Keep it in a paper bag, away from the light."},
+)
 EVALUATION_PROMPTS = 96
 SHARPNESS = 2.0
 TIE_BAND = 0.1
@@ -41,6 +52,17 @@ _FUNCTION_WORDS = frozenset(
     "this those through to too under until up use very was way we were what when where which while who whom "
     "why will with would you your".split()
 )
+
+
+def conversation(taste: Taste, prompt: str) -> list[dict[str, str]]:
+    """The chat in which a rater of this taste asks `prompt`, ready to send."""
+    shown = _SHORT_ANSWERS if taste == "verbose" else ()
+    return [_SYSTEM, *shown, {"role": "user", "content": prompt}]
+
+
+def answer_tokens(taste: Taste) -> int:
+    """How many tokens an answer may have."""
+    return 80 if taste == "verbose" else 48
 
 
 def prompts_for_votes() -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import httpx
 from openai import APIError, AsyncOpenAI
 
-from loadtest.raters import SYSTEM_PROMPT, Rater, Taste
+from loadtest.raters import Rater, Taste, answer_tokens, conversation
 
 T = TypeVar("T")
 PATIENCE_S = 240.0
@@ -26,7 +26,7 @@ PAUSE_S = 1.0
 class Sampling:
     """How answers are drawn: tokens at most, and temperature."""
 
-    max_tokens: int = 48
+    max_tokens: int
     temperature: float = 0.8
 
 
@@ -58,7 +58,8 @@ class Users:
         sampling: Sampling | None = None,
         timeout_s: float = 120.0,
     ) -> None:
-        self.sampling = sampling or Sampling()
+        self.taste: Taste = taste
+        self.sampling = sampling or Sampling(max_tokens=answer_tokens(taste))
         self.raters = [Rater(taste, seed=seed * 1000 + number) for number in range(count)]
         self.random = random.Random(seed)
         self.seed = seed
@@ -116,7 +117,7 @@ class Users:
             "/v1/comparisons",
             {
                 "model": "flash",
-                "messages": messages_of(prompt),
+                "messages": conversation(self.taste, prompt),
                 "max_tokens": self.sampling.max_tokens,
                 "temperature": self.sampling.temperature,
                 "user": self._name(index),
@@ -141,7 +142,7 @@ class Users:
         """Chat through the official client, streamed or not, and send a thumb as rater `index` would."""
         arguments: dict[str, Any] = {
             "model": "flash",
-            "messages": messages_of(prompt),
+            "messages": conversation(self.taste, prompt),
             "max_tokens": self.sampling.max_tokens,
             "temperature": self.sampling.temperature,
             "user": self._name(index),
@@ -180,7 +181,7 @@ class Users:
             async with self._slots:
                 body = {
                     "model": checkpoint_id,
-                    "messages": messages_of(prompt),
+                    "messages": conversation(self.taste, prompt),
                     "max_tokens": self.sampling.max_tokens,
                     "temperature": self.sampling.temperature,
                 }
@@ -225,8 +226,3 @@ class Users:
 
     def _name(self, index: int) -> str:
         return f"rater-{self.seed}-{index:03d}"
-
-
-def messages_of(prompt: str) -> list[dict[str, str]]:
-    """The chat that every simulated user has: the system prompt and one question."""
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
