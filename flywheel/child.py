@@ -111,7 +111,7 @@ class Child:
                 record.note = next(iter(self.last_lines(1)), "")
         else:
             record.pid = self.pid
-            record.started_at = processes.started_at(self.pid) if self.pid else None
+            record.start_ticks = processes.start_ticks(self.pid) if self.pid else None
 
     @property
     def _tag(self) -> str:

@@ -123,7 +123,7 @@ def _ask(state: PlatformState) -> None:
 
 
 def _alive(process: ProcessState) -> bool:
-    return process.pid is not None and processes.is_alive(process.pid, process.started_at)
+    return process.pid is not None and processes.is_alive(process.pid, process.start_ticks)
 
 
 def _where_it_runs(settings: Settings) -> str:

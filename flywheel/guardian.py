@@ -35,7 +35,7 @@ def guard(home: Path, arguments: list[str]) -> int:
     scratch.mkdir(mode=0o700)
     me = os.getpid()
     write_state(
-        home, PlatformState(began_at=time.time(), guardian=ProcessState(pid=me, started_at=processes.started_at(me)))
+        home, PlatformState(began_at=time.time(), guardian=ProcessState(pid=me, start_ticks=processes.start_ticks(me)))
     )
     supervisor = processes.spawn(
         [sys.executable, "-m", "flywheel", *arguments],
@@ -54,7 +54,7 @@ def guard(home: Path, arguments: list[str]) -> int:
         state.phase = "failed"
         state.error = f"the supervisor ended unexpectedly ({_ending(code)}); everything it ran was killed"
         for component in state.components.values():
-            component.pid, component.started_at, component.state = None, None, "stopped"
+            component.pid, component.start_ticks, component.state = None, None, "stopped"
         write_state(home, state)
     return 0 if code == 0 else 1
 

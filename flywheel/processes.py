@@ -74,20 +74,24 @@ def spawn(
     )
 
 
-def started_at(pid: int) -> float | None:
-    """When the process started (Unix seconds), or None if there is none. With the pid it names a process for good."""
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot (proc(5), `starttime`), or None if there is none.
+
+    With the pid it names a process for good. Not psutil's `create_time`: that is wall-clock time, and moves when the
+    machine's clock is set.
+    """
     try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
         return None
+    return int(stat.rpartition(")")[2].split()[19])
 
 
-def is_alive(pid: int, start: float | None) -> bool:
-    """Whether the very process that had this pid and start time still runs (a zombie does not)."""
+def is_alive(pid: int, start: int | None) -> bool:
+    """Whether the very process that had this pid and `start_ticks` still runs (a zombie does not)."""
     try:
-        process = psutil.Process(pid)
-        same = start is None or abs(process.create_time() - start) < 1.0
-        return same and process.status() != psutil.STATUS_ZOMBIE
+        same = start is None or start_ticks(pid) == start
+        return same and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 

@@ -18,12 +18,12 @@ TERMINAL: frozenset[str] = frozenset({"stopped", "failed"})
 
 
 class ProcessState(BaseModel):
-    """A process: its pid and when it started (Unix seconds); null when it does not run."""
+    """A process: its pid and `processes.start_ticks`; null when it does not run."""
 
     model_config = ConfigDict(extra="forbid")
 
     pid: int | None = None
-    started_at: float | None = None
+    start_ticks: int | None = None
 
 
 class ComponentState(ProcessState):

@@ -49,7 +49,7 @@ class Supervisor:
         self.state = PlatformState(
             began_at=before.began_at if before else time.time(),
             guardian=before.guardian if before else ProcessState(),
-            supervisor=ProcessState(pid=me, started_at=processes.started_at(me)),
+            supervisor=ProcessState(pid=me, start_ticks=processes.start_ticks(me)),
             url=settings.url if "serving" in self._components else "",
             api_key_file=str(settings.api_key_file),
             bootstrap_servers=settings.feedback.bootstrap_servers,

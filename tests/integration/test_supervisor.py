@@ -60,7 +60,7 @@ def wait_until(condition: Callable[[], bool], within_s: float = 120.0) -> bool:
 
 
 def all_gone(found: list[psutil.Process]) -> bool:
-    return not any(processes.is_alive(process.pid, process.create_time()) for process in found)
+    return not any(process.is_running() and processes.is_alive(process.pid, None) for process in found)
 
 
 def flywheel(platform: Platform, *arguments: str) -> list[str]:
