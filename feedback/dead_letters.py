@@ -39,4 +39,5 @@ def dead_letter_record(
         "exception.stacktrace": "",
     }
     errors = [(f"__connect.errors.{name}", text.encode(errors="replace")) for name, text in told.items() if text]
-    return topic + DEAD_LETTER_SUFFIX, key, value if value is not None else b"", [*headers, *errors]
+    kept = [(name, content or b"") for name, content in headers]  # Kafka allows a null, its client does not send one
+    return topic + DEAD_LETTER_SUFFIX, key, value if value is not None else b"", [*kept, *errors]

@@ -74,9 +74,16 @@ def _check_uuid(value: str) -> str:
     return str(uuid.UUID(value))
 
 
+def _check_time(value: datetime) -> datetime:
+    if not 2000 <= value.year < 2200:
+        raise ValueError("must lie between the years 2000 and 2200")
+    return value
+
+
 EventId = Annotated[str, AfterValidator(_check_uuid)]
 ResponseId = Annotated[str, AfterValidator(_check_response_id)]
 ComparisonId = Annotated[str, AfterValidator(_check_comparison_id)]
+EventTime = Annotated[AwareDatetime, AfterValidator(_check_time)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Tags = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -94,7 +101,7 @@ class Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     event_id: EventId = Field(default_factory=lambda: str(uuid7()))
-    time: AwareDatetime = Field(default_factory=_now)
+    time: EventTime = Field(default_factory=_now)
     api_key_id: str = ""
 
 

@@ -198,7 +198,8 @@ class _Session:
                 topic, key, value, headers = dead_letter_record(
                     topic=record.topic,
                     key=record.key,
-                    value=record.value,
+                    value=record.value
+                    and record.value[: self._settings.max_record_bytes // 2],  # the table has it whole
                     headers=record.headers,
                     place=(record.partition, record.offset),
                     stage="ingest",

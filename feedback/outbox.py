@@ -64,7 +64,7 @@ class Outbox:
         Raises OutboxUnavailable when the folder or the file can't be written.
         """
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             path, lock = _adopt(directory) or _create(directory)
             return cls(path, lock, max_pending, max_queued)
         except (OSError, sqlite3.Error) as error:
@@ -114,10 +114,13 @@ class Outbox:
                 self._recount()
 
     def _take(self) -> tuple[list[_Request], bool]:
-        """Wait for a request, then take those behind it; false when the outbox is closing."""
+        """Wait a moment for a request, then take those behind it; false when the outbox is closing."""
         requests: list[_Request] = []
         size = 0
-        request = self._queue.get()
+        try:
+            request = self._queue.get(timeout=_RECOUNT_S)
+        except queue.Empty:
+            return [], True
         while request is not None:
             requests.append(request)
             size += len(request[0])

@@ -100,6 +100,7 @@ class Standing:
 def create_file(path: Path) -> None:
     """Make a new, empty file at `path`; it appears there only once it is complete."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.touch(mode=0o600)  # conversations are in it; SQLite gives its side files the same mode
     connection = sqlite3.connect(temporary, isolation_level=None, timeout=BUSY_TIMEOUT_S)
     try:
         connection.execute("pragma journal_mode=wal")

@@ -227,9 +227,11 @@ class Relay:
     def _prune(self, files: Sequence[OutboxFile]) -> None:
         if time.monotonic() - self._pruned_at < _PRUNE_EVERY_S:
             return
-        self._pruned_at = time.monotonic()
         sent_before = time.time() - self._settings.outbox_retention_s
-        self.counters["pruned"] += sum(file.prune(sent_before, _PRUNE_ROWS) for file in files)
+        pruned = [file.prune(sent_before, _PRUNE_ROWS) for file in files]
+        self.counters["pruned"] += sum(pruned)
+        if _PRUNE_ROWS not in pruned:  # else there is more; the next step goes on
+            self._pruned_at = time.monotonic()
 
 
 @contextmanager

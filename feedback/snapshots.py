@@ -20,6 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from feedback.errors import NothingToLearn, SnapshotCorrupt
+from feedback.events import prompt_hash
 from feedback.preferences import DerivedPreference, derive_preferences
 from storage.artifacts import read_manifest, write_artifact
 from storage.postgres import connect
@@ -114,13 +115,14 @@ def content_digest(pairs: Sequence[Pair], heldout_share: float) -> str:
 
 
 def _pair(preference: DerivedPreference) -> Pair:
+    prompt = [{"role": str(message.get("role")), "content": _plain(message)} for message in preference.messages]
     return Pair(
-        prompt=[{"role": str(message.get("role")), "content": _plain(message)} for message in preference.messages],
+        prompt=prompt,
         chosen=preference.chosen_text,
         rejected=preference.rejected_text,
         weight=preference.weight,
         tie=preference.tie,
-        prompt_hash=preference.prompt_hash,
+        prompt_hash=prompt_hash(prompt),  # of what is learned from: clients write one text in several ways
         rater=preference.rater,
         source=preference.source,
         kind=preference.kind,
@@ -134,7 +136,8 @@ def _plain(message: dict[str, Any]) -> str:
     """A message's text: OpenAI allows a string, null, or a list of parts, of which the text ones count."""
     content = message.get("content")
     if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+        texts = (part.get("text") for part in content if isinstance(part, dict))
+        return "".join(text for text in texts if isinstance(text, str))
     return "" if content is None else str(content)
 
 

@@ -38,7 +38,7 @@ class Incoming:
         """What the CloudEvents header says, for a record whose value can't be read."""
         for name, value in self.headers:
             if name == "ce_id":
-                return value.decode(errors="replace").replace("\0", "\ufffd")
+                return (value or b"").decode(errors="replace").replace("\0", "\ufffd")
         return None
 
 

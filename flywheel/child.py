@@ -17,7 +17,7 @@ import psutil
 from flywheel import processes
 from flywheel.components import Component, Step
 from flywheel.settings import Settings
-from flywheel.state import ComponentState, StepState, forget_begin, has_begun_for
+from flywheel.state import ComponentState, StepState, forget_begin, has_begun
 
 _WORKING_IS_READY_AFTER_S = 1.0
 _LOG_BYTES_BEFORE_ROTATION = 16 << 20
@@ -34,6 +34,7 @@ class Child:
         self.log = settings.logs / f"{entry.name.replace(' ', '-')}.log"
         self._generation = 0
         self._began = 0.0
+        self._seen_at: float | None = None  # when it was first seen at its work
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff_s = settings.supervisor.backoff_first_s
         self.next_start = 0.0
@@ -52,6 +53,7 @@ class Child:
         """Start it; its output is appended to its log."""
         self._generation += 1
         self._began = time.monotonic()
+        self._seen_at = None
         death_signal = self.entry.death_signal if isinstance(self.entry, Component) else signal.SIGKILL
         with _open_log(self.log) as log:
             self._process = processes.spawn(
@@ -67,7 +69,9 @@ class Child:
         assert isinstance(self.entry, Component)
         assert self._process is not None
         if self.entry.ready is None:
-            return has_begun_for(self._settings.home, self._process.pid) > _WORKING_IS_READY_AFTER_S
+            if self._seen_at is None and has_begun(self._settings.home, self._process.pid):
+                self._seen_at = time.monotonic()
+            return self._seen_at is not None and time.monotonic() - self._seen_at > _WORKING_IS_READY_AFTER_S
         return self.entry.ready(self._settings)
 
     def ask_to_stop(self) -> None:

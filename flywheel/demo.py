@@ -2,7 +2,7 @@
 
 The users speak HTTP only. The demo itself reads the controller's tables to know which phase it is in and to
 write the report; it moves nothing: the controller turns the wheel. Whatever happens, the platform is shut
-down at the end and the report says how far the turn went.
+down at the end; its logs stay in the demo's home.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from typing import Any, cast, get_args
 
 from rich.console import Console
 
-from flywheel.errors import DemoFailed, SettingsInvalid
+from flywheel import control
+from flywheel.errors import AlreadyRunning, DemoFailed, SettingsInvalid
 from flywheel.handle import Platform
 from flywheel.model import prepare_base_model
 from flywheel.report import print_report, write_report
@@ -57,7 +58,7 @@ def run(settings: Settings, *, raters: str, seed: int, arguments: Sequence[str])
     settings: the caller's; the demo has a home of its own below theirs, `<home>/demo`, emptied first, and shares
     the prepared model. raters: their taste; seed: of raters, traffic and training; arguments: `--set` options.
     The code is 0 when the turn ended and the ledger is clean, whatever was decided. Raises SettingsInvalid for an
-    unknown taste, DemoFailed when a turn does not end within an hour.
+    unknown taste, AlreadyRunning, DemoFailed when a turn does not end within an hour.
     """
     if raters not in get_args(Taste):
         raise SettingsInvalid(f"--raters {raters}: there are {', '.join(get_args(Taste))}")
@@ -77,6 +78,8 @@ def run(settings: Settings, *, raters: str, seed: int, arguments: Sequence[str])
     ) as platform:
         with phases.phase("model", "Preparing the base model") as say:
             prepare_base_model(settings, say)
+        if control.running_state(platform.settings) is not None:
+            raise AlreadyRunning(f"a demo runs in {folder}; wait for its end, or stop it with Ctrl-C where it runs")
         shutil.rmtree(folder, ignore_errors=True)
         with phases.phase("start", "Starting the platform"):
             platform.start()

@@ -26,6 +26,11 @@ class Platform:
             f"home={home}",
             f"serving.port={api_port}",
             f"feedback.bootstrap_servers=127.0.0.1:{broker_port}",
+            # Whatever a file or the environment says, it writes to its own home only.
+            "storage.dsn=",
+            f"storage.artifacts={home / 'artifacts'}",
+            f"feedback.outbox={home / 'outbox'}",
+            "feedback.embedded_broker=true",
             *assignments,
         ]
         self.settings = load_settings(**parse_assignments(assigned))

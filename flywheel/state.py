@@ -7,7 +7,6 @@ Written to a temporary file and renamed, so a reader sees a whole one. Tests and
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Literal
 
@@ -76,12 +75,9 @@ def announce(home: Path) -> None:
     target.touch()
 
 
-def has_begun_for(home: Path, pid: int) -> float:
-    """Seconds since the component with this pid announced its begin; 0 if it has not."""
-    try:
-        return max(0.0, time.time() - (home / "run" / f"begun-{pid}").stat().st_mtime)
-    except FileNotFoundError:
-        return 0.0
+def has_begun(home: Path, pid: int) -> bool:
+    """Whether the component with this pid announced its begin."""
+    return (home / "run" / f"begun-{pid}").exists()
 
 
 def forget_begin(home: Path, pid: int) -> None:

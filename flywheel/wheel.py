@@ -73,11 +73,12 @@ class Wheel:
         if "experiment_id" not in context:
             return []
         with connect(self.dsn) as connection:
-            votes = tally(connection, context["experiment_id"], context["checkpoint_id"])
             row = connection.execute(
                 "select report from experiments where experiment_id = %s", (context["experiment_id"],)
             ).fetchone()
-        settings = ((row or {}).get("report") or {}).get("settings", {})
+            settings = ((row or {}).get("report") or {}).get("settings", {})
+            per_rater = settings.get("maximum_votes_per_rater", 5)
+            votes = tally(connection, context["experiment_id"], context["checkpoint_id"], per_rater)
         return evidence_path(votes.outcomes, settings.get("alpha", 0.05))
 
     @asynccontextmanager

@@ -32,9 +32,10 @@ def main(environment, dependencies_only):
         return
     began = time.monotonic()
     python = environment / "bin" / "python"
-    if not python.exists():
+    whole = python.exists() and subprocess.call([str(python), "-m", "pip", "--version"], stdout=subprocess.DEVNULL) == 0
+    if not whole:
         say(f"making {environment}")
-        if subprocess.call([sys.executable, "-m", "venv", str(environment)]) != 0:
+        if subprocess.call([sys.executable, "-m", "venv", "--clear", str(environment)]) != 0:
             stop("could not make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv")
     install_torch(python)
     say("installing what the lock names; a few minutes the first time")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from reward.errors import TooFewPairs
+from reward.errors import RewardModelMismatch, TooFewPairs
 from reward.evaluation import Interval, calibration_error, clustered_mean, correct, correlation
 from reward.features import LENGTH, FeatureExtractor, Features
 from reward.head import fit_head
@@ -184,7 +184,11 @@ def _against_previous(
 ) -> dict[str, float]:
     if previous is None:
         return {}
-    earlier = correct(heldout.margins(RewardModel.load(previous, base_model, extractor).head))
+    try:
+        head = RewardModel.load(previous, base_model, extractor).head
+    except RewardModelMismatch:  # of another base or other layers: there is nothing to compare with
+        return {}
+    earlier = correct(heldout.margins(head))
     gain = clustered_mean(right - earlier, heldout.decided_group, settings.confidence)
     return {
         "previous_accuracy": float(earlier.mean()),

@@ -132,8 +132,9 @@ def _faults(numbers: dict[str, float], settings: CheckpointGateSettings) -> list
         faults.append(f"{numbers['degenerate_share_new']:.0%} of the answers are empty, repeating or not words")
     if not numbers["unfinished_growth_low"] <= settings.unfinished_margin:
         faults.append("beyond noise more answers are unfinished than the parent's")
-    if not numbers["kl_per_answer"] <= settings.kl_maximum:
-        faults.append(f"KL {numbers['kl_per_answer']:.1f} nats an answer; {settings.kl_maximum:g} are allowed")
+    allowed = numbers["kl_per_answer_old"] + settings.kl_maximum
+    if not numbers["kl_per_answer"] <= allowed:
+        faults.append(f"KL {numbers['kl_per_answer']:.1f} nats an answer; {allowed:.1f} are allowed")
     return faults
 
 

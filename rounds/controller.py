@@ -18,13 +18,17 @@ from typing import Any
 
 import psycopg
 
+from feedback.errors import FeedbackError
+from reward.errors import RewardError
 from reward.settings import RewardSettings
 from rounds.errors import LeaseLost, RoundsError, WorkFailed, WorkLost, WorkRefused
 from rounds.settings import RoundsSettings
 from rounds.steps import STEPS, Outcome, Workbench
 from rounds.store import Round, advance, count_failure, current_round, release_lease, take_lease
 from rounds.work import run_on_ray
-from storage.errors import DatabaseUnreachable
+from serving.errors import CheckpointNotProven, ServingError
+from serving.registry import running_experiment, stop_experiment
+from storage.errors import DatabaseUnreachable, StorageError
 from storage.postgres import Connection, connect
 
 log = logging.getLogger(__name__)
@@ -66,9 +70,9 @@ class Controller:
             try:
                 with connect(self.dsn) as connection:
                     self._work(connection)
-            except (psycopg.OperationalError, DatabaseUnreachable, LeaseLost, WorkLost) as error:
+            except (psycopg.OperationalError, DatabaseUnreachable, LeaseLost, WorkLost, CheckpointNotProven) as error:
                 self.failures += 1
-                pause = min(self.rounds.controller.poll_interval_s * 2**self.failures, 30.0)
+                pause = min(self.rounds.controller.poll_interval_s * 2 ** min(self.failures, 10), 30.0)
                 log.warning("trying again in %.1f s: %s", pause, error)
                 self.stop.wait(pause)
             except Stopping:
@@ -94,7 +98,11 @@ class Controller:
         try:
             outcome = self._step(connection, round_)
             connection.commit()
-        except WorkFailed as error:
+        except CheckpointNotProven:  # an engine is away: wait
+            raise
+        except (WorkFailed, FeedbackError, RewardError, ServingError, StorageError, psycopg.DataError) as error:
+            if isinstance(error, DatabaseUnreachable):
+                raise
             connection.rollback()
             outcome = self._after_failure(connection, round_, error)
         if outcome is None:
@@ -112,13 +120,22 @@ class Controller:
         log.info("round %d: %s → %s: %s", moved.number, round_.state, moved.state, outcome.reason)
         return True
 
-    def _after_failure(self, connection: Connection, round_: Round, error: WorkFailed) -> Outcome | None:
+    def _after_failure(self, connection: Connection, round_: Round, error: Exception) -> Outcome | None:
         attempts = count_failure(connection, round_)
         log.error("round %d: %s, attempt %d: %s", round_.number, round_.state, attempts, error)
         if attempts < self.rounds.controller.maximum_attempts and not isinstance(error, WorkRefused):
             return None
+        self._withdraw_candidate(connection, round_)
         reason = f"{round_.state} ended with an error at attempt {attempts}: {error}"
         return Outcome("rejected", reason, {"attempts": attempts})
+
+    def _withdraw_candidate(self, connection: Connection, round_: Round) -> None:
+        """A round that ends by an error leaves no experiment running."""
+        experiment = running_experiment(connection, self.alias)
+        if experiment is not None and experiment.experiment_id == round_.context.get("experiment_id"):
+            stop_experiment(
+                connection, experiment.experiment_id, "rejected", {"reason": "its round ended with an error"}
+            )
 
     def _step(self, connection: Connection, round_: Round) -> Outcome | None:
         bench = Workbench(

@@ -2,11 +2,13 @@
 
 `tally` reads the votes, `decide` is a pure function of them, so a report can be recomputed from the rows.
 Guarantees: looking after every vote does not raise the rate of false promotions over `alpha`; one rater
-counts once per prompt, so nobody adds to the evidence by repeating a vote.
+counts once per prompt and a few times in all, so nobody decides by voting often. The rate is that of independent
+votes: raters who judge alike for another reason than the answers (one team, one script) raise it.
 Does not yet: guardrails on latency and errors, shadow traffic, several metrics at once.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,8 +50,8 @@ class Decision:
     numbers: dict[str, Any]
 
 
-def tally(connection: Connection, experiment_id: str, candidate_id: str) -> Tally:
-    """Read the experiment's current human votes: the first of each (rater, prompt) counts.
+def tally(connection: Connection, experiment_id: str, candidate_id: str, per_rater: int) -> Tally:
+    """Read the experiment's current human votes: the first of each (rater, prompt) counts, `per_rater` of a rater.
 
     "Both bad" counts as a tie (no evidence) and is reported by itself.
     """
@@ -67,6 +69,13 @@ def tally(connection: Connection, experiment_id: str, candidate_id: str) -> Tall
         (experiment_id,),
     ).fetchone()
     rows.sort(key=lambda row: (row["voted_at"], row["vote_id"]))
+    seen: Counter[str] = Counter()
+    counted = []
+    for row in rows:
+        seen[row["rater"]] += 1
+        if seen[row["rater"]] <= per_rater:
+            counted.append(row)
+    rows = counted
     return Tally(
         outcomes=tuple(_outcome(row, candidate_id) for row in rows),
         both_bad=sum(row["verdict"] == "both_bad" for row in rows),

@@ -2,9 +2,9 @@
 
 reward of an answer = its reward-model score − kl_penalty × log(policy / base), minus the mean over the answers
 to its prompt; a degenerate answer earns a fixed low score instead. KL is always against the base, whatever
-the parent. Guarantees: the adapter kept is the last one whose measured KL lay within the budget (the last
-of all updates goes unmeasured); it is written whole or not at all, with canaries of itself and of its
-parent. Does not judge the result: rounds.checkpoint_gate does.
+the parent; the budget is what an update may add to the parent's. Guarantees: the adapter kept is the last one
+whose measured KL lay within the budget (the last of all updates goes unmeasured); it is written whole or not at
+all, with canaries of itself and of its parent. Does not judge the result: rounds.checkpoint_gate does.
 """
 
 import importlib.metadata
@@ -23,7 +23,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from reward.scoring import RewardModel, base_digest
-from rounds.adapters import PARENT, load_policy, save_adapter
+from rounds.adapters import PARENT, POLICY, load_policy, save_adapter
 from rounds.errors import NoPrompts, PolicyDiverged
 from rounds.likelihood import divergence, token_log_probabilities
 from rounds.readability import is_degenerate, words_in
@@ -98,7 +98,7 @@ def update_policy(
     if len(usable) < settings.prompts_per_step:
         raise NoPrompts(f"{len(usable)} usable prompts; one step needs {settings.prompts_per_step}")
 
-    loop = _Loop(model, tokenizer, scorer, settings, progress)
+    loop = _Loop(model, tokenizer, scorer, settings, progress, continues=parent_adapter is not None)
     with tempfile.TemporaryDirectory(prefix="flywheel-policy-") as scratch, warnings.catch_warnings():
         # TRL is pinned: that rollout functions may change, and its own deprecated calls, are known.
         warnings.simplefilter("ignore")
@@ -132,7 +132,7 @@ def update_policy(
             "parent_adapter": parent_adapter.name if parent_adapter else None,
             "reward_model_id": reward_model.name,
             "lineage": lineage,
-            "settings": settings.model_dump(mode="json"),
+            "settings": settings.model_dump(mode="json") | _lora_of(model),
             "seed": seed,
             "digest": digest(folder.glob("*.safetensors")),
             "kept_step": kept_step,
@@ -190,9 +190,17 @@ class _Loop(TrainerCallback):
     """TRL's three hooks around one set of weights: sample, reward, and after the update stop or go on."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, scorer: RewardModel, settings: PolicySettings, progress: Progress
+        self,
+        model: Any,
+        tokenizer: Any,
+        scorer: RewardModel,
+        settings: PolicySettings,
+        progress: Progress,
+        *,
+        continues: bool,
     ) -> None:
         self.model = model
+        self._continues = continues
         self.tokenizer = tokenizer
         self.scorer = scorer
         self.settings = settings
@@ -203,6 +211,11 @@ class _Loop(TrainerCallback):
         self._kept: tuple[int, float, dict[str, torch.Tensor]] | None = None
         self._over_budget = False
         self._clock = time.monotonic()
+
+    @property
+    def budget(self) -> float:
+        """Nats an answer to the base: the setting on top of what the parent has, as measured before any update."""
+        return self.settings.kl_budget + (self.history[0].kl if self._continues else 0.0)
 
     def rollout(self, prompts: list[Messages], trainer: Any) -> dict[str, Any]:
         """Sample an answer to each of `prompts`, in which TRL lists a prompt once for each answer of its group."""
@@ -256,11 +269,11 @@ class _Loop(TrainerCallback):
         )
         self._clock = now
         self.history.append(step)
-        if kl <= self.settings.kl_budget:
+        if kl <= self.budget:
             self._kept = (step.step, kl, _trainable(self.model))
         else:
             self._over_budget = True
-            self.stopped = f"KL {kl:.2f} nats an answer passed the budget of {self.settings.kl_budget:g}"
+            self.stopped = f"KL {kl:.2f} nats an answer passed the budget of {self.budget:.2f}"
         share = min(0.99, len(self.history) / (self.settings.max_steps + 1))
         self.progress(f"step {step.step}: score {step.score:+.2f}, KL {kl:.2f}, {step.words:.0f} words", share)
         return [float(value) for value in rewards]
@@ -278,13 +291,19 @@ class _Loop(TrainerCallback):
             # The last update was small and is not measured: one more round of answers would cost a step.
             return steps, None
         if self._kept is None or self._kept[0] == 0:
-            raise PolicyDiverged(f"no update stayed within the KL budget of {self.settings.kl_budget:g} nats")
+            raise PolicyDiverged(f"no update stayed within the KL budget of {self.budget:.2f} nats")
         step, kl, weights = self._kept
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 if name in weights:
                     parameter.copy_(weights[name])
         return step, kl
+
+
+def _lora_of(model: Any) -> dict[str, int]:
+    """Rank and alpha that the adapter really has: one that continues its parent's has the parent's."""
+    config = model.peft_config[POLICY]
+    return {"lora_rank": config.r, "lora_alpha": config.lora_alpha}
 
 
 def _trainable(model: Any) -> dict[str, torch.Tensor]:

@@ -15,12 +15,12 @@ class PolicySettings(BaseModel):
     max_new_tokens: of an answer; the same as the votes' answers had, or the reward model judges a stranger.
     temperature: of sampling; log-probabilities and KL are of the distribution at that temperature.
     learning_rate: AdamW's, constant. max_grad_norm: gradients are clipped to it.
-    lora_rank, lora_alpha: of the adapter, on every linear layer.
+    lora_rank, lora_alpha: of the adapter, on every linear layer; one that continues a parent keeps the parent's.
     advantage_scale: an answer's reward minus its prompt's mean is divided by the standard deviation within the
         prompt ("group") or over the step ("batch": prompts on whose answers people agree count for little).
     kl_penalty: reward lost per nat by which an answer is likelier under the policy than under the base.
-    kl_budget: nats; mean over answers of the KL to the base, summed over an answer's tokens. The checkpoint kept is
-        the last one measured within it.
+    kl_budget: nats; what an update may add to the parent's mean over answers of the KL to the base, summed over an
+        answer's tokens. The checkpoint kept is the last one measured within it.
     degenerate_reward: what an empty, repeating or non-word answer earns instead of its score, in standard
         deviations of the training answers' scores.
     micro_batch: answers in one backward pass. max_prompt_tokens: longer prompts are left out, and counted.
@@ -57,7 +57,7 @@ class CheckpointGateSettings(BaseModel):
     degenerate_margin: share (0 to 1) by which empty, repeating or non-word answers may grow beyond noise.
     degenerate_maximum: share of them that is refused whatever the parent does.
     unfinished_margin: the same growth for answers that end at the token limit.
-    kl_maximum: nats an answer, estimated on the checkpoint's own answers.
+    kl_maximum: nats an answer to the base, estimated on each side's own answers, more than the parent has.
     batch_size: answers sampled at a time. precision: of the arithmetic; "auto" takes the faster one here.
     """
 
@@ -83,7 +83,9 @@ class ExperimentSettings(BaseModel):
     candidate_weight: share (0 to 1) of the alias's traffic that the candidate answers.
     alpha: at most this share of candidates that are no better is ever promoted, however often one looks.
     minimum_votes: decided votes before anything is decided. maximum_votes: votes after which a candidate that
-    is not proven better is rejected.
+    is not proven better is rejected. maximum_votes_per_rater: further ones are not counted, so that no few people
+    decide: alpha holds for votes that are independent, and one person's are not. maximum_days: after them a
+    candidate that is not decided about is rejected.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,6 +94,8 @@ class ExperimentSettings(BaseModel):
     alpha: float = Field(default=0.05, gt=0, lt=1)
     minimum_votes: int = Field(default=30, ge=1)
     maximum_votes: int = Field(default=400, ge=1)
+    maximum_votes_per_rater: int = Field(default=5, ge=1)
+    maximum_days: float = Field(default=14, gt=0)
 
 
 class ControllerSettings(BaseModel):

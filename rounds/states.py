@@ -12,7 +12,7 @@ FIRST = "collecting"
 
 MOVES: dict[str, frozenset[str]] = {
     "collecting": frozenset({"snapshot"}),
-    "snapshot": frozenset({"reward_training"}),
+    "snapshot": frozenset({"reward_training", "rejected"}),
     "reward_training": frozenset({"reward_gate", "rejected"}),
     "reward_gate": frozenset({"policy_update", "rejected"}),
     "policy_update": frozenset({"checkpoint_gate", "rejected"}),

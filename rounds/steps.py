@@ -18,7 +18,7 @@ from reward.gate import judge_reward
 from reward.report import RewardReport
 from reward.settings import RewardSettings
 from rounds import tasks
-from rounds.experiments import decide, tally
+from rounds.experiments import Decision, decide, tally
 from rounds.settings import RoundsSettings
 from rounds.store import Round
 from serving import registry
@@ -224,7 +224,24 @@ def registration(bench: Workbench, round_: Round) -> Outcome | None:
 def experiment(bench: Workbench, round_: Round) -> Outcome | None:
     """Let the votes decide; promotion moves the alias while requests run."""
     experiment_id, checkpoint_id = round_.context["experiment_id"], round_.context["checkpoint_id"]
-    decision = decide(tally(bench.connection, experiment_id, checkpoint_id), bench.rounds.experiment)
+    row = registry.get_experiment(bench.connection, experiment_id)
+    if row.state != "running":  # decided before a kill, or stopped by hand
+        state = "promoted" if row.state == "promoted" else "rejected"
+        return Outcome(state, f"experiment {experiment_id} ended as {row.state}", row.report or {})
+    refused = [
+        proof for proof in registry.proofs(bench.connection, checkpoint_id) if proof.live and proof.status == "refused"
+    ]
+    if refused:
+        why = f"replica {refused[0].replica_id} refused {checkpoint_id}: {refused[0].proof.get('reason', '')}"
+        registry.stop_experiment(bench.connection, experiment_id, "rejected", {"reason": why})
+        registry.retire_checkpoint(bench.connection, checkpoint_id)
+        return Outcome("rejected", why)
+    settings = bench.rounds.experiment
+    votes = tally(bench.connection, experiment_id, checkpoint_id, settings.maximum_votes_per_rater)
+    decision = decide(votes, settings)
+    if decision.state == "running" and _is_overdue(bench.connection, experiment_id, settings.maximum_days):
+        reason = f"not decided within {settings.maximum_days:g} days ({decision.reason})"
+        decision = Decision("rejected", reason, decision.numbers)
     if decision.state == "running":
         return None
     if decision.state == "promoted":
@@ -245,6 +262,14 @@ STEPS: dict[str, Callable[[Workbench, Round], Outcome | None]] = {
     "registration": registration,
     "experiment": experiment,
 }
+
+
+def _is_overdue(connection: Connection, experiment_id: str, days: float) -> bool:
+    row = connection.execute(
+        "select started_at < now() - make_interval(secs => %s) as overdue from experiments where experiment_id = %s",
+        (days * 86400, experiment_id),
+    ).fetchone()
+    return bool(row and row["overdue"])
 
 
 def _parent(bench: Workbench) -> registry.Checkpoint:

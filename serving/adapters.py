@@ -25,6 +25,8 @@ from storage.postgres import Connection
 
 log = logging.getLogger(__name__)
 
+CanaryVerdict = tuple[bool, dict[str, object]]
+
 
 class AdapterEngine(Protocol):
     """The part of an engine that reconciliation needs."""
@@ -80,6 +82,7 @@ class Reconciler:
         self._base_id = base_checkpoint_id
         self._tolerance = tolerance
         self._tried: dict[str, bool] = {}  # adapter id → loaded
+        self._unwritten: dict[str, CanaryVerdict] = {}  # proofs that the database has yet to hear of
 
     async def prove_base(self) -> CanaryReport:
         """Prove the base. Raises EngineRefused with the report's words when it fails."""
@@ -93,6 +96,7 @@ class Reconciler:
 
     async def reconcile(self) -> None:
         """One pass: load and prove what is new, unload what was retired."""
+        await self._write_proofs()
         checkpoints = {c.checkpoint_id: c for c in await asyncio.to_thread(self._read)}
         for checkpoint in checkpoints.values():
             if checkpoint.kind == "adapter" and self._is_ours(checkpoints, checkpoint.checkpoint_id):
@@ -139,8 +143,14 @@ class Reconciler:
         self._tried[checkpoint_id] = passed
         if not passed:
             await self._engine.unload_adapter(checkpoint_id)
-        await asyncio.to_thread(self._write_proof, checkpoint_id, passed, proof)
+        self._unwritten[checkpoint_id] = (passed, proof)
+        await self._write_proofs()
         log.info("adapter %s %s: %s", checkpoint_id, "proven" if passed else "refused", proof["reason"])
+
+    async def _write_proofs(self) -> None:
+        for checkpoint_id, (passed, proof) in list(self._unwritten.items()):
+            await asyncio.to_thread(self._write_proof, checkpoint_id, passed, proof)
+            del self._unwritten[checkpoint_id]
 
     def _read(self) -> list[Checkpoint]:
         return self._database.run(list_checkpoints)

@@ -56,6 +56,9 @@ async def compare(gateway: "Gateway", request: ComparisonRequest, caller: Caller
         for task in work:
             task.cancel()
         await asyncio.wait(work)
+        if isinstance(error, ApiError):
+            for exchange in exchanges:
+                exchange.give_up(f"the other answer of the comparison failed: {error.message}")
         if not isinstance(error, ApiError) or error.status >= 500:
             gateway.recorder.record_later([exchange.interaction() for exchange in exchanges])
         raise

@@ -142,6 +142,11 @@ class Exchange:
         self._ended_by = None
         return body
 
+    def give_up(self, reason: str) -> None:
+        """The client is still there, but gets nothing of this answer any more: another one that it needs failed."""
+        if self._ended_by == "client_abort":
+            self._ended_by, self._error = "upstream_error", reason
+
     def cancel(self) -> None:
         """Free the engine; harmless after the end."""
         if self._call is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from feedback.events import new_response_id
@@ -32,6 +32,7 @@ from serving.votes import accept_vote, parse_vote
 log = logging.getLogger(__name__)
 _CLOSED_REQUEST = 499  # nobody reads it; the number that proxies log for a client that left
 _REMEMBERED_MISSES = 4096
+_MOST_WAIT_FOR_KEYS = 16
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -45,20 +46,29 @@ class Gateway:
     router: Router
     recorder: Recorder
     under_way: int = 0
-    _unknown_keys: set[str] = field(default_factory=set)
+    _unknown_keys: dict[str, None] = field(default_factory=dict)  # digests, the oldest first
+    _waiting_for_keys: int = 0
 
     async def authorize(self, request: Request, scope: str) -> ApiKey:
         """The caller's key. Raises Unauthenticated, MissingScope.
 
         A key that is not in the table may have been made a moment ago: the first time, wait for a new reading.
+        Few may wait at once, or callers without a key would fill every slot.
         """
         secret = bearer_secret(request.headers.get("authorization"))
         digest = digest_of(secret)
         table = self.router.table
-        if digest not in table.keys and digest not in self._unknown_keys:
-            table = await self.router.fresh()
-            if digest not in table.keys and len(self._unknown_keys) < _REMEMBERED_MISSES:
-                self._unknown_keys.add(digest)
+        is_new = digest not in table.keys and digest not in self._unknown_keys
+        if is_new and self._waiting_for_keys < _MOST_WAIT_FOR_KEYS:
+            self._waiting_for_keys += 1
+            try:
+                table = await self.router.fresh()
+            finally:
+                self._waiting_for_keys -= 1
+            if digest not in table.keys:
+                self._unknown_keys[digest] = None
+                if len(self._unknown_keys) > _REMEMBERED_MISSES:
+                    del self._unknown_keys[next(iter(self._unknown_keys))]
         return check(table.keys, secret, scope)
 
     def caller(self, request: Request, key: ApiKey, body: ChatRequest) -> Caller:
@@ -189,6 +199,8 @@ def _guarded(gateway: Gateway, handler: Callable[[Request, str], Awaitable[Respo
             return await handler(request, response_id)
         except ApiError as error:
             return error_response(error, response_id)
+        except ClientDisconnect:  # it left while it sent its body
+            return Response(status_code=_CLOSED_REQUEST)
         finally:
             gateway.under_way -= 1
 

@@ -284,6 +284,14 @@ def stop_experiment(
             raise ExperimentConflict(f"experiment {experiment_id} {found}")
 
 
+def get_experiment(connection: Connection, experiment_id: str) -> Experiment:
+    """One experiment. Raises ExperimentConflict when there is none."""
+    row = connection.execute("select * from experiments where experiment_id = %s", (experiment_id,)).fetchone()
+    if row is None:
+        raise ExperimentConflict(f"experiment {experiment_id} does not exist")
+    return Experiment(**row)
+
+
 def running_experiment(connection: Connection, alias: str) -> Experiment | None:
     """The experiment that runs on the alias, if any."""
     row = connection.execute("select * from experiments where alias = %s and state = 'running'", (alias,)).fetchone()

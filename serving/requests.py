@@ -18,6 +18,7 @@ from serving.errors import BodyTooLarge, InvalidRequest
 # OpenAI's fields that are this platform's business and not the engine's.
 NOT_FOR_THE_ENGINE = ("store", "metadata", "safety_identifier", "user", "checkpoints", "prompt_cache_key")
 _SCALARS = ("str", "int", "float", "bool")
+MAX_DEPTH = 64
 CONTENT_FIELDS = ("messages", "model", "stream", "stream_options", *NOT_FOR_THE_ENGINE)
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -67,8 +68,10 @@ class ChatRequest(BaseModel):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Sampling parameters and other options, for the record."""
+        """Sampling parameters and other options, for the record; only numbers and switches without the content."""
         sent = self.model_dump(exclude_unset=True)
+        if self.store is False:
+            sent = {name: value for name, value in sent.items() if isinstance(value, int | float)}
         return {name: value for name, value in sent.items() if name not in CONTENT_FIELDS}
 
 
@@ -108,6 +111,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    if _is_deeper_than(value, MAX_DEPTH):
+        raise InvalidRequest(f"The body is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
     if b"\\u0000" in encoded and _holds_nul(value):
         raise InvalidRequest("The body holds the character NUL (U+0000).", code="invalid_encoding")
     return value
@@ -151,6 +156,19 @@ def _path(location: Sequence[int | str]) -> str:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _is_deeper_than(value: Any, levels: int) -> bool:
+    """Level by level, not by recursion: the readers of the record downstream are bounded, this is the first."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            inner
+            for outer in layer
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return any(isinstance(inner, dict | list) for inner in layer)
 
 
 def _holds_nul(value: Any) -> bool:

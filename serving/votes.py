@@ -7,6 +7,7 @@ before its interaction. Does not look up what the vote is about.
 
 import asyncio
 import uuid
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,6 +19,7 @@ from serving.keys import ApiKey
 from serving.recorder import OutboxLike
 from serving.requests import invalid_field, parse_object
 
+_CLOCKS_DIFFER = timedelta(minutes=5)
 _NAMESPACE = uuid.UUID("6f0d3a52-5a0f-4d57-9c39-0d4f6c3b1f0e")
 
 
@@ -34,9 +36,12 @@ def parse_vote(raw: bytes, key: ApiKey, idempotency_key: str | None) -> Thumb | 
             raise InvalidRequest("Send `event_id` or the header `Idempotency-Key`, not both.", param="event_id")
         value["event_id"] = str(uuid.uuid5(_NAMESPACE, f"{key.key_id}\n{idempotency_key}"))
     try:
-        return FEEDBACK.validate_python(value)
+        vote = FEEDBACK.validate_python(value)
     except ValidationError as error:
         raise invalid_field(error, skip=1) from error
+    if vote.time > datetime.now(UTC) + _CLOCKS_DIFFER:
+        raise InvalidRequest("Invalid `time`: it lies in the future, so no later vote could revise it.", param="time")
+    return vote
 
 
 async def accept_vote(vote: Thumb | Preference, outbox: OutboxLike) -> dict[str, Any]:

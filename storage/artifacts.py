@@ -2,6 +2,7 @@
 
 A writer fills a temporary sibling, fsyncs the files, renames it into place and writes the marker last;
 a reader takes marked directories only. A second write under the same name keeps the first.
+Only their owner may read them: snapshots hold conversations.
 Local paths only for now; the layout is the one that an object store would hold.
 """
 
@@ -38,11 +39,11 @@ def write_artifact(target: Path, fill: Callable[[Path], dict[str, Any]]) -> Path
     """
     if (target / MARKER).exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if target.exists():
         shutil.rmtree(target)
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}"
-    temporary.mkdir()
+    temporary.mkdir(mode=0o700)
     try:
         manifest = fill(temporary)
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False))

@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.real, pytest.mark.engine]
 SHORT = (
     "serving.max_model_len=512",
     "rounds.controller.new_preferences=80",
+    "rounds.controller.heldout_share=0.4",
+    "reward.minimum_heldout_pairs=8",
     "rounds.policy.max_steps=2",
     "rounds.policy.prompts_per_step=2",
     "rounds.policy.completions_per_prompt=4",
@@ -74,11 +76,16 @@ async def turn_while_processes_die(platform: Platform, wheel: Wheel, sampling: S
     turning = asyncio.create_task(turn(platform, wheel, sampling))
     for victim in VICTIMS:
         await asyncio.sleep(generator.uniform(*PAUSE_S))
-        state = read_state(platform.settings.home)
-        pid = state.components[victim].pid if state else None
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(60):  # it may be on its way back from the last kill
+            while (pid := pid_of(platform, victim)) is None:
+                await asyncio.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
     return await turning
+
+
+def pid_of(platform: Platform, component: str) -> int | None:
+    state = read_state(platform.settings.home)
+    return state.components[component].pid if state else None
 
 
 def the_wheel_turns_and_keeps_what_it_acknowledged_while_its_processes_are_killed(tmp_path: Path) -> None:

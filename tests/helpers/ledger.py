@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from feedback import ingest, relay
-from feedback.events import AnyEvent
+from feedback import ingest, relay, store
+from feedback.events import AnyEvent, to_record
 from feedback.outbox import Outbox
 from feedback.settings import FeedbackSettings
 from storage.postgres import connect
@@ -74,3 +74,14 @@ def wait_for(condition: Any, within_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"did not come true within {within_s} s"
         time.sleep(0.1)
+
+
+def insert(dsn: str, events: Sequence[AnyEvent]) -> store.Written:
+    """Put events into the store without the log."""
+    incoming = [
+        (store.Incoming(topic, 0, "log", offset, key, value, headers), event)
+        for offset, event in enumerate(events)
+        for topic, key, value, headers in [to_record(event)]
+    ]
+    with connect(dsn) as connection:
+        return store.insert_events(connection, incoming)

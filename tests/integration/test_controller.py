@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from feedback.errors import NothingToLearn
 from reward.settings import RewardSettings
 from rounds.controller import Controller
 from rounds.errors import ForbiddenMove, LeaseLost, WorkFailed, WorkRefused
 from rounds.settings import ControllerSettings, RoundsSettings
 from rounds.steps import Outcome, Workbench
 from rounds.store import Round, advance, current_round, list_rounds, release_lease, take_lease, transitions
+from serving.errors import CheckpointNotProven, ExperimentConflict
+from storage.errors import ArtifactIncomplete
 from storage.postgres import Connection, connect
 
 pytestmark = pytest.mark.real
@@ -106,6 +109,40 @@ def work_that_fails_is_tried_again_unless_it_can_not_be_done_and_then_ends_the_r
     assert ended.state == "rejected"
     assert "the training side is empty" in transitions(connection, ended.round_id)[-1]["reason"]
     assert calls == ["nowhere"] * attempts
+
+
+@pytest.mark.parametrize("error", [ArtifactIncomplete("half"), NothingToLearn("no votes"), ExperimentConflict("gone")])
+def an_error_of_a_step_itself_ends_the_round_and_not_the_controller(
+    error: Exception, dsn: str, connection: Connection, tmp_path: Path
+) -> None:
+    def broken(bench: Workbench, round_: Round) -> Outcome:
+        raise error
+
+    wheel = build(dsn, tmp_path, lambda *_: None, threading.Event())
+    take_lease(connection, wheel.holder, 30)
+    move(connection, wheel.holder, current_round(connection), "snapshot")
+    wheel.steps = {**wheel.steps, "snapshot": broken}
+    assert [wheel.turn_once(connection), wheel.turn_once(connection)] == [False, True]
+    ended = list_rounds(connection)[0]
+    assert ended.state == "rejected"
+    assert str(error) in transitions(connection, ended.round_id)[-1]["reason"]
+
+
+def a_promotion_waits_for_engines_that_are_away(dsn: str, connection: Connection, tmp_path: Path) -> None:
+    stop = threading.Event()
+    asked = []
+
+    def unproven(bench: Workbench, round_: Round) -> Outcome:
+        asked.append(round_.state)
+        if len(asked) == 3:
+            stop.set()
+        raise CheckpointNotProven("no engine replica is live")
+
+    wheel = build(dsn, tmp_path, lambda *_: None, stop)
+    wheel.steps = {**wheel.steps, "collecting": unproven}
+    wheel.run()
+    assert asked == ["collecting"] * 3
+    assert current_round(connection).state == "collecting"
 
 
 def a_controller_that_starts_again_goes_on_with_the_step_it_was_in(

@@ -12,6 +12,7 @@ import pytest
 from kafka import KafkaConsumer
 
 from feedback.audit import audit
+from feedback.dead_letters import dead_letter_record
 from feedback.errors import LogError, StaleOwner
 from feedback.events import FEEDBACK_TOPIC, INTERACTIONS_TOPIC, AnyEvent, to_record
 from feedback.ingest import Ingest
@@ -146,6 +147,16 @@ def a_record_that_cannot_be_read_becomes_a_dead_letter_and_stops_nobody(
         (INTERACTIONS_TOPIC, clash.model_dump_json().encode()),
     ]:
         producer.send(topic, key=b"one", value=value, headers=[("ce_id", b"the-id"), ("x", b"\x00\xff")]).get(5)
+    assert dead_letter_record(
+        topic=FEEDBACK_TOPIC,
+        key=None,
+        value=None,
+        headers=[("null", None)],  # type: ignore[list-item]
+        place=None,
+        stage="ingest",
+        error_class="E",
+        error_message="m",
+    )[3][0] == ("null", b"")  # Kafka allows it; its Python client does not send it
     producer.close(timeout=2)
     ingest = Ingest(settings, dsn)
     step_until(ingest, lambda: ingest.counters["read"] == 5)

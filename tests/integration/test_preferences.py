@@ -1,16 +1,14 @@
 """What the store derives from votes: current votes, comparison votes, preferences and snapshots."""
 
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedback import store
 from feedback.errors import NothingToLearn, SnapshotCorrupt
-from feedback.events import AnyEvent, to_record
+from feedback.events import AnyEvent, prompt_hash
 from feedback.preferences import count_decided, derive_preferences
 from feedback.snapshots import create_snapshot, read_snapshot
 from storage.artifacts import MARKER
@@ -23,22 +21,11 @@ from tests.helpers.events_built import (
     build_preference,
     build_thumb,
 )
-from tests.helpers.ledger import rows
+from tests.helpers.ledger import insert, rows
 
 pytestmark = pytest.mark.real
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
-
-
-def insert(dsn: str, events: Sequence[AnyEvent]) -> store.Written:
-    """Put events into the store without the log."""
-    incoming = [
-        (store.Incoming(topic, 0, "log", offset, key, value, headers), event)
-        for offset, event in enumerate(events)
-        for topic, key, value, headers in [to_record(event)]
-    ]
-    with connect(dsn) as connection:
-        return store.insert_events(connection, incoming)
 
 
 def build_chosen(prompt: str, rater: str = "rater-1", **overrides: Any) -> list[AnyEvent]:
@@ -195,3 +182,24 @@ def a_snapshot_that_was_changed_or_not_finished_is_not_read(dsn: str, tmp_path: 
     (path / MARKER).unlink()
     with pytest.raises(ArtifactIncomplete):
         read_snapshot(path)
+
+
+def one_text_sent_in_several_ways_is_one_prompt_and_odd_parts_are_left_out(dsn: str, tmp_path: Path) -> None:
+    shapes: list[Any] = [
+        "How?",
+        [{"type": "text", "text": "How?"}],
+        [{"type": "text", "text": "Ho"}, {"type": "text", "text": "w?"}, {"type": "refusal", "text": None}],
+    ]
+    for number, content in enumerate(shapes):
+        comparison_id, answers = build_comparison("How?", (f"good {number}", f"bad {number}"))
+        messages = [{"role": "user", "content": content}]
+        asked = [
+            answer.model_copy(update={"messages": messages, "prompt_hash": prompt_hash(messages)}) for answer in answers
+        ]
+        insert(dsn, [*asked, build_preference(comparison_id, answers[0].response_id, rater=f"rater-{number}")])
+    frozen = create_snapshot(dsn, tmp_path)
+    pairs = [*frozen.train, *frozen.heldout]
+    assert len(pairs) == 3
+    assert {pair.prompt[0]["content"] for pair in pairs} == {"How?"}
+    assert len({pair.prompt_hash for pair in pairs}) == 1
+    assert not (frozen.train and frozen.heldout)

@@ -32,6 +32,7 @@ from serving.registry import (
 )
 from serving.routing import RoutingTable, read_table
 from serving.settings import CanaryTolerance
+from storage.errors import DatabaseUnreachable
 from storage.postgres import Connection, connect
 
 pytestmark = pytest.mark.real
@@ -178,6 +179,24 @@ async def an_adapter_is_tried_once_and_the_reason_is_kept(dsn: str) -> None:
     assert engine.loaded == ["good"]
     assert "late" not in table(dsn).active
     await stop(task)
+
+
+async def a_proof_that_could_not_be_written_is_written_later(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(dsn, build_checkpoint("good"))
+    reconciler = build_reconciler(dsn, EngineTwin())
+    await reconciler.prove_base()
+    write = reconciler._write_proof
+
+    def away(*_: object) -> None:
+        raise DatabaseUnreachable("away")
+
+    monkeypatch.setattr(reconciler, "_write_proof", away)
+    with pytest.raises(DatabaseUnreachable):
+        await reconciler.reconcile()
+    monkeypatch.setattr(reconciler, "_write_proof", write)
+    await reconciler.reconcile()
+    with connect(dsn) as connection:
+        assert [one.status for one in proofs(connection, "good")] == ["proven"]
 
 
 async def an_engine_that_fails_its_own_proof_never_becomes_live(dsn: str) -> None:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
 _name = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
 _shared: dict[str, Any] = {
     "event_id": st.builds(lambda: str(uuid7())),
-    "time": st.datetimes(timezones=st.just(UTC)),
+    "time": st.datetimes(datetime(2000, 1, 1), datetime(2199, 12, 31), timezones=st.just(UTC)),
     "tags": st.dictionaries(_text, _text, max_size=3),
 }
 _interactions = st.builds(

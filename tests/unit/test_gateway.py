@@ -9,6 +9,7 @@ import pytest
 
 from feedback.errors import OutboxConflict, OutboxFull
 from feedback.events import Preference, Thumb, new_comparison_id, new_response_id
+from serving.routing import RoutingTable
 from serving.settings import ServingSettings
 from tests.helpers.serving import (
     ASK,
@@ -150,8 +151,10 @@ async def a_late_answer_is_a_timeout() -> None:
 
 async def an_answer_with_store_false_is_counted_and_its_content_is_not_kept() -> None:
     bench = Bench()
-    await bench.ask(store=False)
+    await bench.ask(store=False, temperature=0.5, documents=[{"text": "secret"}], tools=[{"type": "secret"}])
     [record] = bench.outbox.interactions
+    assert record.parameters == {"temperature": 0.5}
+    assert "secret" not in record.model_dump_json()
     assert (record.content_kept, record.text, record.messages) == (False, None, None)
     assert record.completion_tokens == 3
 
@@ -270,6 +273,53 @@ async def a_wrong_vote_names_its_field_and_writes_nothing(change: dict[str, Any]
         error = check_error(await client.post("/v1/feedback", json=vote), 400)
     assert error["param"] == param
     assert not bench.outbox.events
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2150-01-01T00:00:00Z"])
+async def a_vote_from_no_time_of_ours_is_refused(time: str) -> None:
+    bench = Bench()
+    vote = {"kind": "thumb", "response_id": new_response_id(), "value": "up", "rater": "anna", "time": time}
+    async with bench.client() as client:
+        answer = await client.post("/v1/feedback", json=vote)
+    assert check_error(answer, 400)["param"] == "time"
+    assert bench.outbox.events == []
+
+
+async def two_answers_of_which_one_failed_are_both_told_as_upstream_errors() -> None:
+    bench = Bench(engine=HalfDeadEngine())
+    async with bench.client() as client:
+        check_error(await client.post("/v1/comparisons", json=ASK), 502)
+    assert [record.status for record in bench.outbox.interactions] == ["upstream_error", "upstream_error"]
+
+
+class HalfDeadEngine(ScriptedEngine):
+    """Fails the first call, and is slow with the next."""
+
+    def call(self, *arguments: Any) -> Any:
+        self.calls.append(ScriptedEngine(pause_s=5) if self.calls else ScriptedEngine(fail_after=0))
+        return self.calls[-1].call(*arguments)
+
+
+async def only_few_strangers_wait_for_a_new_reading_of_the_keys() -> None:
+    router = SlowRouter()
+    bench = Bench(router=router)
+    async with bench.client("fw-unknown") as client:
+        answers = await asyncio.gather(
+            *(client.get("/v1/models", headers={"authorization": f"Bearer fw-{number}"}) for number in range(60))
+        )
+    assert {answer.status_code for answer in answers} == {401}
+    assert router.asked == 16
+
+
+class SlowRouter(StillRouter):
+    """A router that counts who waits for a fresh table."""
+
+    asked = 0
+
+    async def fresh(self) -> RoutingTable:
+        self.asked += 1
+        await asyncio.sleep(0.2)
+        return self.table
 
 
 async def an_outbox_that_refuses_is_told_in_the_right_words() -> None:

@@ -222,6 +222,17 @@ def a_second_update_starts_from_its_parent(tiny: Path, reward_model: Path, adapt
     assert report.history[0].kl > 0  # type: ignore[attr-defined]
 
 
+def a_second_update_has_the_budget_on_top_of_its_parents(
+    tiny: Path, reward_model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    first = update(tiny, reward_model, tmp_path / "a", parent_adapter=adapter)
+    spent = first.history[0].kl  # type: ignore[attr-defined]
+    tight = POLICY.model_copy(update={"kl_budget": 0.9 * spent, "learning_rate": 1e-6, "lora_rank": 4})
+    second = update(tiny, reward_model, tmp_path / "b", parent_adapter=adapter, settings=tight)
+    assert second.kept_step == POLICY.max_steps  # type: ignore[attr-defined]
+    assert read_manifest(tmp_path / "b")["settings"]["lora_rank"] == POLICY.lora_rank  # it has its parent's
+
+
 def an_update_over_the_budget_keeps_the_last_weights_within_it(tiny: Path, reward_model: Path, tmp_path: Path) -> None:
     eager = POLICY.model_copy(update={"kl_budget": 0.2, "learning_rate": 1e-3, "max_steps": 20})
     report = update(tiny, reward_model, tmp_path / "flash-r0001-cccccc", settings=eager)

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,15 +107,33 @@ def a_file_whose_owner_is_gone_is_adopted(tmp_path: Path) -> None:
     assert len(list_files(tmp_path)) == 2
 
 
-def an_outbox_that_is_full_says_so_and_counts_it(tmp_path: Path) -> None:
+def an_outbox_that_is_full_says_so_counts_it_and_takes_events_again_later(tmp_path: Path) -> None:
     box = Outbox.open(tmp_path, max_pending=3)
     box.append([build_thumb() for _ in range(3)]).result(5)
     with pytest.raises(OutboxFull):
         box.append([build_thumb()])
     assert box.counters["refused_full"] == 1
+    with sqlite3.connect(box.path) as relay:  # everything waits no longer
+        relay.execute("update events set sent_at = 1.0")
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            box.append([build_thumb()]).result(5)
+            break
+        except OutboxFull:
+            assert time.monotonic() < deadline, "it stays full for ever"
+            time.sleep(0.1)
     box.close()
     with pytest.raises(OutboxFull):
         Outbox.open(tmp_path / "other", max_queued=2).append([build_thumb() for _ in range(3)])
+
+
+def only_the_owner_can_read_an_outbox(tmp_path: Path) -> None:
+    box = Outbox.open(tmp_path / "outbox")
+    box.append([build_thumb()]).result(5)
+    for path in (tmp_path / "outbox", *(tmp_path / "outbox").iterdir()):
+        assert path.stat().st_mode & 0o077 == 0, path
+    box.close()
 
 
 def a_closed_outbox_acknowledges_nothing(tmp_path: Path) -> None:

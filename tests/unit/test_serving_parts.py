@@ -125,6 +125,8 @@ def a_key_is_checked_by_its_digest_and_its_scopes() -> None:
         (b'{"a": 1e999}', "invalid_json"),
         (b'{"a": ' + b"9" * 5000 + b"}", "invalid_json"),
         (b"[" * 100_000, "invalid_json"),
+        (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "invalid_json"),
+        (b'{"a": ' + b"[" * 450 + b'"\\u0000"' + b"]" * 450 + b"}", "invalid_json"),
         (b"\xff\xfe", "invalid_encoding"),
         (b'{"a": "\\ud800"}', "invalid_encoding"),
         (b'{"a": ["\\u0000"]}', "invalid_encoding"),
