@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -76,16 +77,17 @@ async def turn_while_processes_die(platform: Platform, wheel: Wheel, sampling: S
     turning = asyncio.create_task(turn(platform, wheel, sampling))
     for victim in VICTIMS:
         await asyncio.sleep(generator.uniform(*PAUSE_S))
-        async with asyncio.timeout(60):  # it may be on its way back from the last kill
-            while (pid := pid_of(platform, victim)) is None:
-                await asyncio.sleep(0.1)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(await asyncio.to_thread(pid_of, platform, victim), signal.SIGKILL)
     return await turning
 
 
-def pid_of(platform: Platform, component: str) -> int | None:
-    state = read_state(platform.settings.home)
-    return state.components[component].pid if state else None
+def pid_of(platform: Platform, component: str) -> int:
+    """Of the component that runs; waits when it is on its way back from the last kill."""
+    deadline = time.monotonic() + 60
+    while (state := read_state(platform.settings.home)) is None or (pid := state.components[component].pid) is None:
+        assert time.monotonic() < deadline, f"{component} did not come back"
+        time.sleep(0.1)
+    return pid
 
 
 def the_wheel_turns_and_keeps_what_it_acknowledged_while_its_processes_are_killed(tmp_path: Path) -> None:
