@@ -15,7 +15,7 @@ from psycopg import sql
 
 from feedback.errors import StaleOwner
 from feedback.events import AnyEvent, Interaction, Preference, Thumb
-from storage.postgres import Connection
+from storage.postgres import Connection, storable_json, storable_text
 
 Place = tuple[str, int, str]
 """Topic, partition, log identity."""
@@ -173,20 +173,8 @@ def _insert(connection: Connection, statement: sql.Composed, rows: Sequence[Sequ
 
 def _column_value(value: Any) -> Any:
     if isinstance(value, str):
-        return value.replace("\0", "\ufffd")
-    if isinstance(value, dict | list):
-        return json.dumps(_without_nul(value), ensure_ascii=False, allow_nan=False)
-    return value
-
-
-def _without_nul(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.replace("\0", "\ufffd")
-    if isinstance(value, dict):
-        return {_without_nul(name): _without_nul(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_nul(inner) for inner in value]
-    return value
+        return storable_text(value)
+    return storable_json(value) if isinstance(value, dict | list) else value
 
 
 def _headers_json(headers: Sequence[tuple[str, bytes]]) -> str:

@@ -6,7 +6,6 @@ A step returns an Outcome, or None when it has to wait.
 """
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from rounds.settings import RoundsSettings
 from rounds.store import Round
 from serving import registry
 from storage.artifacts import digest, read_manifest
-from storage.postgres import Connection
+from storage.postgres import Connection, storable_json
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,8 @@ def reward_gate(bench: Workbench, round_: Round) -> Outcome:
             round_.context["snapshot_id"],
             str(path),
             digest(path.glob("*.safetensors")),
-            json.dumps(read_manifest(path)),
-            json.dumps(report | {"gate": verdict}),
+            storable_json(read_manifest(path)),
+            storable_json(report | {"gate": verdict}, unknown_as_null=True),
             verdict["passed"],
         ),
     )

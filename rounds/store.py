@@ -5,7 +5,6 @@ written only while the writer holds the lease and only from the state that it re
 can't both move a round. Times are the database's own.
 """
 
-import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from feedback.events import uuid7
 from rounds.errors import LeaseLost
 from rounds.states import FIRST, TERMINAL, check_move
-from storage.postgres import Connection
+from storage.postgres import Connection, storable_json, storable_text
 
 LEASE = "controller"
 
@@ -94,7 +93,7 @@ def advance(
             where round_id = %s and state = %s
             returning *
             """,
-            (to_state, json.dumps(context), round_.round_id, round_.state),
+            (to_state, storable_json(context, unknown_as_null=True), round_.round_id, round_.state),
         ).fetchone()
         if held is None or moved is None:
             raise LeaseLost(f"another controller took over while round {round_.number} was in {round_.state}")
@@ -108,8 +107,8 @@ def advance(
                 "round": round_.round_id,
                 "from": round_.state,
                 "to": to_state,
-                "reason": reason,
-                "report": json.dumps(report),
+                "reason": storable_text(reason),
+                "report": storable_json(report, unknown_as_null=True),
             },
         )
     return _round(moved)

@@ -1,9 +1,12 @@
 """PostgreSQL connections (psycopg 3, synchronous).
 
+Also what PostgreSQL's text and jsonb can hold: no U+0000, which becomes U+FFFD (models do say it).
 Guarantees: every connection has a connect time-out and a statement time-out; rows come back as dicts.
 Does not retry: a caller that can retry knows how often.
 """
 
+import json
+import math
 from typing import Any
 
 import psycopg
@@ -32,3 +35,28 @@ def connect(dsn: str, *, autocommit: bool = False, connect_timeout_s: int = 10) 
         )
     except psycopg.OperationalError as error:
         raise DatabaseUnreachable(f"PostgreSQL did not accept a connection: {error}") from error
+
+
+def storable_text(text: str) -> str:
+    """`text` without U+0000."""
+    return text.replace("\0", "\ufffd")
+
+
+def storable_json(value: Any, *, unknown_as_null: bool = False) -> str:
+    """JSON text of `value` without U+0000 in any name or string.
+
+    unknown_as_null: NaN and infinity become null; else they raise ValueError.
+    """
+    return json.dumps(_storable(value, unknown_as_null), ensure_ascii=False, allow_nan=False)
+
+
+def _storable(value: Any, unknown_as_null: bool) -> Any:
+    if isinstance(value, str):
+        return storable_text(value)
+    if isinstance(value, dict):
+        return {_storable(name, False): _storable(inner, unknown_as_null) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(inner, unknown_as_null) for inner in value]
+    if unknown_as_null and isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,5 +1,6 @@
 """Laws of the lease, of a round's moves, and of a controller that is killed or fails, on a real database."""
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,16 @@ def work_that_fails_is_tried_again_unless_it_can_not_be_done_and_then_ends_the_r
     assert ended.state == "rejected"
     assert "the training side is empty" in transitions(connection, ended.round_id)[-1]["reason"]
     assert calls == ["nowhere"] * attempts
+
+
+def a_report_may_hold_what_models_say(connection: Connection) -> None:
+    take_lease(connection, "one", 30)
+    said = {"answers": [{"text": "a\0b"}], "a\0": math.nan}
+    round_ = current_round(connection)
+    moved = advance(connection, "one", round_, "snapshot", reason="because \0", report=said, context=said)
+    assert moved.context["answers"] == [{"text": "a\ufffdb"}]
+    [row] = transitions(connection, round_.round_id)
+    assert (row["reason"], row["report"]) == ("because \ufffd", {"answers": [{"text": "a\ufffdb"}], "a\ufffd": None})
 
 
 @pytest.mark.parametrize("error", [ArtifactIncomplete("half"), NothingToLearn("no votes"), ExperimentConflict("gone")])
