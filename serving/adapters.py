@@ -10,6 +10,7 @@ the loop and stops nothing.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -74,6 +75,7 @@ class Reconciler:
         replica_id: str,
         base_checkpoint_id: str,
         tolerance: CanaryTolerance,
+        unload_after_s: float = 5.0,
     ) -> None:
         self._engine = engine
         self._database = HeldConnection(dsn)
@@ -82,6 +84,8 @@ class Reconciler:
         self._base_id = base_checkpoint_id
         self._tolerance = tolerance
         self._tried: dict[str, bool] = {}  # adapter id → loaded
+        self._retired_at: dict[str, float] = {}  # monotonic seconds
+        self._unload_after_s = unload_after_s
         self._unwritten: dict[str, CanaryVerdict] = {}  # proofs that the database has yet to hear of
 
     async def prove_base(self) -> CanaryReport:
@@ -95,7 +99,7 @@ class Reconciler:
         return report
 
     async def reconcile(self) -> None:
-        """One pass: load and prove what is new, unload what was retired."""
+        """One pass: load and prove what is new, unload what was retired unload_after_s ago."""
         await self._write_proofs()
         checkpoints = {c.checkpoint_id: c for c in await asyncio.to_thread(self._read)}
         for checkpoint in checkpoints.values():
@@ -128,7 +132,11 @@ class Reconciler:
     async def _settle(self, checkpoint: Checkpoint) -> None:
         checkpoint_id = checkpoint.checkpoint_id
         if checkpoint.state == "retired":
-            if self._tried.pop(checkpoint_id, False):
+            if not self._tried.get(checkpoint_id, False):
+                return
+            # Gateways read the registry in their own time and may still send requests for it.
+            if time.monotonic() - self._retired_at.setdefault(checkpoint_id, time.monotonic()) >= self._unload_after_s:
+                del self._tried[checkpoint_id], self._retired_at[checkpoint_id]
                 await self._engine.unload_adapter(checkpoint_id)
                 log.info("adapter %s unloaded: it was retired", checkpoint_id)
             return

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from feedback.events import Interaction, event_id_of, prompt_hash
 from serving.asgi import Head
 from serving.capture import Captured, Status, StreamCapture, capture_body
-from serving.errors import ApiError, InvalidRequest, NotFound, RequestTimeout, UpstreamError
+from serving.errors import ApiError, InvalidRequest, Overloaded, RequestTimeout, UpstreamError
 from serving.keys import ApiKey
 from serving.requests import ChatRequest
 from serving.routing import Route
@@ -95,7 +95,7 @@ class Exchange:
     async def open(self, engine: EngineClient, **overrides: Any) -> None:
         """Send the request and wait until the engine answers well. `overrides` replace fields of the body.
 
-        Raises InvalidRequest or NotFound for the engine's 4xx, UpstreamError, RequestTimeout.
+        Raises InvalidRequest for the engine's 4xx, Overloaded, UpstreamError, RequestTimeout.
         """
         body = {**self._request.for_engine, "model": self.route.checkpoint_id, **overrides}
         if self._stream:
@@ -232,8 +232,8 @@ def _engine_error(status: int, body: bytes) -> ApiError:
         param = json.loads(body)["error"].get("param")
     except (ValueError, KeyError, TypeError, AttributeError):
         param = None
-    if status == 404:
-        return NotFound(message, param=param, code="model_not_found")
+    if status == 404:  # it was there when the request was routed: it is being retired, or its engine restarts
+        return Overloaded(message, param=param, code="model_not_ready", retry_after_s=1)
     if 400 <= status < 500:
         return InvalidRequest(message, param=param)
     return UpstreamError(f"The engine failed: {message}")

@@ -95,7 +95,12 @@ class EngineTwin:
 
 def build_reconciler(dsn: str, engine: EngineTwin, replica_id: str = "engine-1") -> Reconciler:
     return Reconciler(
-        engine, dsn=dsn, replica_id=replica_id, base_checkpoint_id="base", tolerance=CanaryTolerance(max_nats=2)
+        engine,
+        dsn=dsn,
+        replica_id=replica_id,
+        base_checkpoint_id="base",
+        tolerance=CanaryTolerance(max_nats=2),
+        unload_after_s=0.2,
     )
 
 
