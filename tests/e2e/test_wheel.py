@@ -26,17 +26,18 @@ pytestmark = [pytest.mark.real, pytest.mark.engine]
 
 SHORT = (
     "serving.max_model_len=512",
-    "rounds.controller.new_preferences=80",
+    "rounds.controller.new_preferences=50",
     "rounds.controller.heldout_share=0.4",
     "reward.minimum_heldout_pairs=8",
+    "reward.minimum_train_pairs=12",
     "rounds.policy.max_steps=2",
     "rounds.policy.prompts_per_step=2",
     "rounds.policy.completions_per_prompt=4",
     "rounds.policy.max_new_tokens=16",
-    "rounds.checkpoint_gate.prompts=8",
+    "rounds.checkpoint_gate.prompts=6",
     "rounds.checkpoint_gate.max_new_tokens=16",
-    "rounds.experiment.minimum_votes=6",
-    "rounds.experiment.maximum_votes=16",
+    "rounds.experiment.minimum_votes=4",
+    "rounds.experiment.maximum_votes=10",
     # So little is learned in so short a turn that the gates would end it: here they only watch.
     "reward.minimum_accuracy=0",
     "rounds.checkpoint_gate.minimum_reward_gain=-10",
