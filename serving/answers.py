@@ -19,6 +19,7 @@ from serving.errors import ApiError, error_event
 from serving.exchange import Exchange
 
 log = logging.getLogger(__name__)
+_CANCELLED_WITHIN_S = 1.0
 Result = TypeVar("Result")
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -60,7 +61,10 @@ def error_response(error: ApiError, response_id: str | None = None) -> JSONRespo
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await `work`, unless the client leaves first: then cancel it and raise ClientGone. The body must be read."""
+    """Await `work`, unless the client leaves first: then cancel it and raise ClientGone. The body must be read.
+
+    Work that does not end within a second of its cancellation is left to whoever cancels what it waits for.
+    """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_gone(request.receive))
     try:
@@ -72,7 +76,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) 
         watcher.cancel()
         if not task.done():
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=_CANCELLED_WITHIN_S)
 
 
 async def _gone(receive: Receive) -> None:
