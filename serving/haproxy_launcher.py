@@ -1,9 +1,10 @@
 """Starts HAProxy for Ray Serve so that it listens where the settings say only, says when the API is not there yet,
-and dies with its parent.
+notices clients that leave, and dies with its parent.
 
 Ray renders two listeners (metrics and statistics) that bind to all interfaces and offers no setting for
-them, answers 404 while no application is deployed (a client takes that for final), and leaves HAProxy
-running when its parent is killed. Ray calls this file in place of HAProxy
+them, answers 404 while no application is deployed (a client takes that for final), splices (then HAProxy does not
+see that a client left before its answer began, and an engine works on for nobody), and leaves HAProxy running
+when its parent is killed. Ray calls this file in place of HAProxy
 (RAY_SERVE_HAPROXY_BINARY_PATH), with the port that may be public, the real binary, and HAProxy's own arguments.
 It runs as a script at every reload, so it imports a little of the standard library and nothing else.
 """
@@ -17,12 +18,18 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _ALL_INTERFACES = re.compile(r"^(\s*bind )(?:\*|0\.0\.0\.0|\[?::\]?)?:(\d+)", re.MULTILINE)
+_SPLICE = re.compile(r"^\s*option splice-\w+\s*$\n?", re.MULTILINE)
 _NOT_FOUND = re.compile(r"^(\s*)http-request return status 404 .*$", re.MULTILINE)
 _NOT_READY = (
     "http-request return status 503 content-type application/json hdr Retry-After 2 string "
     """'{"error":{"message":"the platform is starting; try again",'"""
     """'"type":"server_error","param":null,"code":"not_ready"}}'"""
 )
+
+
+def without_splicing(configuration: str) -> str:
+    """The same configuration, in which bytes pass through HAProxy, so that it sees when they end."""
+    return _SPLICE.sub("", configuration)
 
 
 def say_not_ready(configuration: str) -> str:
@@ -51,7 +58,7 @@ def main() -> None:
     if "-f" in arguments:
         file = Path(arguments[arguments.index("-f") + 1])
         configuration = bind_locally(file.read_text(encoding="utf-8"), public_port)
-        file.write_text(say_not_ready(configuration), encoding="utf-8")
+        file.write_text(say_not_ready(without_splicing(configuration)), encoding="utf-8")
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     os.execv(binary, [binary, *arguments])

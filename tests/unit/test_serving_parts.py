@@ -12,7 +12,7 @@ from serving.assignment import assign, point_of
 from serving.canary import judge_canaries
 from serving.capture import StreamCapture, capture_body
 from serving.errors import InvalidRequest, MissingScope, NotFound, Overloaded, Unauthenticated
-from serving.haproxy_launcher import bind_locally, say_not_ready
+from serving.haproxy_launcher import bind_locally, say_not_ready, without_splicing
 from serving.keys import ApiKey, bearer_secret, check, digest_of
 from serving.requests import ChatRequest, parse_model, parse_object
 from serving.settings import CanaryTolerance
@@ -260,3 +260,10 @@ def a_request_that_no_gateway_takes_is_told_to_try_again() -> None:
     assert "404" not in answered
     assert "return status 503" in answered
     assert "Retry-After" in answered
+
+
+def no_bytes_are_spliced_so_clients_that_leave_are_seen() -> None:
+    rendered = (
+        "defaults\n    option abortonclose\n    option splice-request\n    option splice-response\n    balance x\n"
+    )
+    assert without_splicing(rendered) == "defaults\n    option abortonclose\n    balance x\n"
