@@ -171,3 +171,17 @@ class Bench:
     async def ask(self, **fields: Any) -> httpx.Response:
         async with self.client() as client:
             return await client.post("/v1/chat/completions", json={**ASK, **fields})
+
+
+def check_error(answer: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
+    """The error is in OpenAI's shape, has an id, and shows no trace."""
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "Traceback" not in answer.text
+    assert answer.headers["x-flywheel-response-id"].startswith("chatcmpl-")
+    if code is not None:
+        assert error["code"] == code
+    return error

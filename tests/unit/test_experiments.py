@@ -47,7 +47,7 @@ def a_tie_moves_no_evidence() -> None:
 def random_votes_promote_at_most_alpha_of_the_time() -> None:
     generator = random.Random(5)
     promoted = 0
-    for _ in range(60):
+    for _ in range(100):
         outcomes: list[Outcome] = []
         for _ in range(SETTINGS.maximum_votes // 20):
             outcomes += generator.choices(["win", "loss"], k=20)
@@ -55,7 +55,7 @@ def random_votes_promote_at_most_alpha_of_the_time() -> None:
             if state != "running":
                 promoted += state == "promoted"
                 break
-    assert promoted / 60 <= SETTINGS.alpha
+    assert promoted / 100 <= SETTINGS.alpha
 
 
 def the_path_ends_where_the_decision_looks() -> None:

@@ -43,13 +43,13 @@ def peeking_after_every_vote_keeps_the_false_promotion_rate_under_alpha() -> Non
 def the_bounds_hold_at_all_times() -> None:
     generator = np.random.default_rng(3)
     missed_low = missed_high = 0
-    for _ in range(100):
+    for _ in range(150):
         votes = np.cumsum(generator.random(150) < 0.6)
-        bounds = [win_share_bounds(int(w), n - int(w)) for n, w in enumerate(votes, start=1) if n % 25 == 0]
+        bounds = [win_share_bounds(int(w), n - int(w)) for n, w in enumerate(votes, start=1) if n % 10 == 0]
         missed_low += any(low > 0.6 for low, _ in bounds)
         missed_high += any(high < 0.6 for _, high in bounds)
-    assert missed_low / 100 <= 0.05
-    assert missed_high / 100 <= 0.05
+    assert missed_low / 150 <= 0.05
+    assert missed_high / 150 <= 0.05
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05])
