@@ -186,20 +186,29 @@ async def an_adapter_is_tried_once_and_the_reason_is_kept(dsn: str) -> None:
     await stop(task)
 
 
-async def a_proof_that_could_not_be_written_is_written_later(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def a_proof_that_could_not_be_written_is_written_later(dsn: str) -> None:
+    class CutOff(EngineTwin):
+        """Loses the database's connections while it is being proven, as when PostgreSQL restarts."""
+
+        async def log_probabilities(self, token_ids: list[list[int]], checkpoint_id: str | None) -> list[list[float]]:
+            if checkpoint_id is not None:
+                with connect(dsn, autocommit=True) as connection:
+                    connection.execute(
+                        "select pg_terminate_backend(pid) from pg_stat_activity"
+                        " where datname = current_database() and pid <> pg_backend_pid()"
+                    )
+            return await super().log_probabilities(token_ids, checkpoint_id)
+
     register(dsn, build_checkpoint("good"))
-    reconciler = build_reconciler(dsn, EngineTwin())
+    engine = CutOff()
+    reconciler = build_reconciler(dsn, engine)
     await reconciler.prove_base()
-    write = reconciler._write_proof
-
-    def away(*_: object) -> None:
-        raise DatabaseUnreachable("away")
-
-    monkeypatch.setattr(reconciler, "_write_proof", away)
     with pytest.raises(DatabaseUnreachable):
         await reconciler.reconcile()
-    monkeypatch.setattr(reconciler, "_write_proof", write)
+    with connect(dsn) as connection:
+        assert proofs(connection, "good") == []
     await reconciler.reconcile()
+    assert engine.loaded == ["good"]
     with connect(dsn) as connection:
         assert [one.status for one in proofs(connection, "good")] == ["proven"]
 
