@@ -6,6 +6,7 @@ of a tie is one. Votes are taken as exchangeable given the win share; clustering
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -35,6 +36,7 @@ def log_evidence_worse(wins: int, losses: int) -> float:
     return log_evidence_better(losses, wins)
 
 
+@lru_cache(maxsize=4096)
 def win_share_bounds(wins: int, losses: int, alpha: float = 0.05) -> tuple[float, float]:
     """(low, high) of the win share: each bound holds at all times at once with probability at least 1 - alpha.
 
