@@ -23,7 +23,8 @@ INTERACTIONS_TOPIC = "flywheel.interactions.v1"
 FEEDBACK_TOPIC = "flywheel.feedback.v1"
 SOURCE = "flywheel"
 
-_RESPONSE_ID = re.compile(r"chatcmpl-[0-9a-f]{32}")
+RESPONSE_PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
+_RESPONSE_ID = re.compile(rf"(?:{'|'.join(RESPONSE_PREFIXES)})[0-9a-f]{{32}}")
 _COMPARISON_ID = re.compile(r"cmp-[0-9a-f]{32}")
 
 
@@ -37,9 +38,12 @@ def uuid7() -> uuid.UUID:
     return uuid.UUID(int=value)
 
 
-def new_response_id() -> str:
-    """`chatcmpl-<uuid7 hex>`: the key that feedback, traces and captures share."""
-    return f"chatcmpl-{uuid7().hex}"
+def new_response_id(prefix: str = "chatcmpl-") -> str:
+    """`chatcmpl-<uuid7 hex>`: the key that feedback, traces and captures share.
+
+    prefix: what clients of an API know its ids by, one of RESPONSE_PREFIXES.
+    """
+    return f"{prefix}{uuid7().hex}"
 
 
 def new_comparison_id() -> str:
@@ -49,7 +53,7 @@ def new_comparison_id() -> str:
 
 def event_id_of(response_id: str) -> str:
     """The event id of the interaction that `response_id` names: its own UUID, so one per response."""
-    return str(uuid.UUID(hex=response_id.rsplit("-", 1)[1]))
+    return str(uuid.UUID(hex=response_id[-32:]))
 
 
 def prompt_hash(messages: Sequence[dict[str, Any]]) -> str:
@@ -60,7 +64,7 @@ def prompt_hash(messages: Sequence[dict[str, Any]]) -> str:
 
 def _check_response_id(value: str) -> str:
     if not _RESPONSE_ID.fullmatch(value):
-        raise ValueError("must look like chatcmpl-<32 hexadecimal digits>, as in the answer's id")
+        raise ValueError("must look like chatcmpl-<32 hexadecimal digits> (or cmpl-…, resp_…), as in the answer's id")
     return value
 
 

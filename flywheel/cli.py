@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flywheel import cli_parts, cli_records
+from flywheel import cli_bench, cli_parts, cli_records, cli_registry
 
 app = typer.Typer(
     name="flywheel",
@@ -21,6 +21,8 @@ app = typer.Typer(
 )
 cli_parts.add_to(app)
 cli_records.add_to(app)
+cli_registry.add_to(app)
+cli_bench.add_to(app)
 
 model_app = typer.Typer(help="The base model.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
@@ -71,6 +73,14 @@ def down(context: typer.Context) -> None:
     from flywheel import terminal
 
     terminal.down(cli_parts.settings_of(context))
+
+
+@app.command()
+def redeploy(context: typer.Context) -> None:
+    """Replace gateway and engines by ones with the settings as they are now, without an outage."""
+    from flywheel import terminal
+
+    terminal.redeploy(cli_parts.settings_of(context))
 
 
 @app.command()

@@ -3,16 +3,22 @@
 A component runs until SIGTERM or SIGINT, then drains within its own bounds and ends with exit code 0.
 """
 
+import logging
 import signal
 import threading
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flywheel.errors import SettingsInvalid
 from telemetry.logs import set_up_logs
 
 if TYPE_CHECKING:
     from flywheel.settings import Settings
+    from serving.settings import ServingSettings
+    from storage.postgres import Connection
+
+log = logging.getLogger(__name__)
 
 
 def settings_of(context: typer.Context) -> "Settings":
@@ -20,6 +26,14 @@ def settings_of(context: typer.Context) -> "Settings":
     from flywheel.settings import load_settings, parse_assignments
 
     return load_settings(**parse_assignments(context.obj))
+
+
+def connect_to(context: typer.Context) -> "Connection":
+    """A connection to the database of this command line's settings. Raises DatabaseUnreachable."""
+    from storage.postgres import connect
+
+    settings = settings_of(context)
+    return connect(settings.storage.dsn, connect_timeout_s=settings.storage.connect_timeout_s)
 
 
 def set_options(context: typer.Context) -> list[str]:
@@ -55,11 +69,31 @@ def add_to(app: typer.Typer) -> None:
 
 
 def serve(context: typer.Context) -> None:
-    """Run the API and the engine."""
+    """Run the API and the engines. SIGHUP replaces every replica by one with the settings as they are then."""
     from serving.app import run
 
     settings = settings_of(context)
-    run(settings.serving, settings.feedback, settings.storage.dsn, begin(settings), run_dir=settings.run)
+    asked = threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=asked.set).start())
+
+    def redeploy() -> "ServingSettings | None":
+        if not asked.is_set():
+            return None
+        asked.clear()
+        try:
+            return settings_of(context).serving
+        except SettingsInvalid as error:
+            log.error("no redeploy, the settings are wrong: %s", error)
+            return None
+
+    run(
+        settings.serving,
+        settings.feedback,
+        settings.storage.dsn,
+        begin(settings),
+        run_dir=settings.run,
+        redeploy=redeploy,
+    )
 
 
 def relay(context: typer.Context) -> None:

@@ -99,6 +99,15 @@ def stop(settings: Settings, progress: Callable[[PlatformState], None] = lambda 
         raise NotRunning(f"nothing runs under {settings.home}")
 
 
+def redeploy(settings: Settings) -> None:
+    """Ask the serving component to replace every replica. Raises NotRunning."""
+    state = running_state(settings)
+    serving = state.components.get("serving") if state else None
+    if serving is None or serving.pid is None:
+        raise NotRunning(f"nothing serves under {settings.home}; `flywheel up` starts it")
+    os.kill(serving.pid, signal.SIGHUP)
+
+
 def sweep(settings: Settings) -> int:
     """Kill whatever of this home still runs. Returns how many there were. Raises StopTimedOut if some survived."""
     found = {process.pid for process in _all_processes(settings)}

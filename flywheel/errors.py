@@ -8,6 +8,7 @@ FlywheelError             carries the exit code of the command that it ends
 ├── PortTaken             somebody else listens on a port that we need (exit 1; change the port or free it)
 ├── PartMissing           an installed package or one of its files is not there (exit 1; run `make setup`)
 ├── DemoFailed            the demo's turn of the wheel did not come to an end (exit 1; see the logs)
+├── BenchFailed           a server of a bench did not serve, or an answer was broken (exit 1; its log is shown)
 └── StopTimedOut          processes survived the drain and the kill (exit 1; a retry can help)
 """
 
@@ -44,6 +45,10 @@ class PortTaken(FlywheelError):
 
 class PartMissing(FlywheelError):
     """A file or a package that the installation should hold is missing."""
+
+
+class BenchFailed(FlywheelError):
+    """A bench could not measure what it was asked to."""
 
 
 class StopTimedOut(FlywheelError):

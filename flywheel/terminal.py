@@ -53,6 +53,12 @@ def down(settings: Settings) -> None:
     console.print("Stopped; nothing is left running.")
 
 
+def redeploy(settings: Settings) -> None:
+    """Ask serving to replace its replicas. Raises NotRunning, SettingsInvalid for settings that could not be used."""
+    control.redeploy(settings)
+    print("Replicas are being replaced; the serving log tells when each one is done.")
+
+
 def status(settings: Settings, *, as_json: bool) -> int:
     """Print what runs. Returns 0 when something does, else 1."""
     state = control.running_state(settings)

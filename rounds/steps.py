@@ -199,7 +199,7 @@ def registration(bench: Workbench, round_: Round) -> Outcome | None:
         registry.retire_checkpoint(bench.connection, checkpoint_id)
         why = refused[0].proof.get("reason", "its canaries differ")
         return Outcome("rejected", f"replica {refused[0].replica_id} refused {checkpoint_id}: {why}", report)
-    live = set(registry.live_replicas(bench.connection))
+    live = set(registry.replicas_for(bench.connection, checkpoint_id))
     if not live or live - {proof.replica_id for proof in proofs}:
         return None
     experiment = registry.running_experiment(bench.connection, bench.alias)

@@ -18,8 +18,8 @@ from psycopg.types.json import Jsonb
 
 from serving.canary import CanaryReport, judge_canaries
 from serving.database import HeldConnection
-from serving.errors import CheckpointUnknown, EngineRefused
-from serving.registry import Checkpoint, list_checkpoints, root_base_of
+from serving.errors import EngineRefused
+from serving.registry import Checkpoint, list_checkpoints
 from serving.settings import CanaryTolerance
 from storage.errors import DatabaseUnreachable
 from storage.postgres import Connection
@@ -101,9 +101,8 @@ class Reconciler:
     async def reconcile(self) -> None:
         """One pass: load and prove what is new, unload what was retired unload_after_s ago."""
         await self._write_proofs()
-        checkpoints = {c.checkpoint_id: c for c in await asyncio.to_thread(self._read)}
-        for checkpoint in checkpoints.values():
-            if checkpoint.kind == "adapter" and self._is_ours(checkpoints, checkpoint.checkpoint_id):
+        for checkpoint in await asyncio.to_thread(self._read):
+            if checkpoint.kind == "adapter" and checkpoint.base_id == self._base_id:
                 await self._settle(checkpoint)
 
     async def run(self, interval_s: float) -> None:
@@ -122,12 +121,6 @@ class Reconciler:
         )
         self._pulse.close()
         self._database.close()
-
-    def _is_ours(self, checkpoints: dict[str, Checkpoint], checkpoint_id: str) -> bool:
-        try:
-            return root_base_of(checkpoints, checkpoint_id) == self._base_id
-        except CheckpointUnknown:
-            return False
 
     async def _settle(self, checkpoint: Checkpoint) -> None:
         checkpoint_id = checkpoint.checkpoint_id

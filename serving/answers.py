@@ -52,7 +52,7 @@ def answer_headers(exchange: Exchange) -> dict[str, str]:
 
 def error_response(error: ApiError, response_id: str | None = None) -> JSONResponse:
     """The error in OpenAI's shape, with an id to quote."""
-    headers = {"x-flywheel-response-id": response_id or new_response_id()}
+    headers = {**error.headers, "x-flywheel-response-id": response_id or new_response_id()}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:
@@ -87,8 +87,8 @@ async def _gone(receive: Receive) -> None:
 class EventStream(Response):
     """Streams an opened exchange to the client. `close(exchange)` is called once, at the end."""
 
-    def __init__(self, exchange: Exchange, close: Callable[[Exchange], None]) -> None:
-        super().__init__(headers=answer_headers(exchange), media_type="text/event-stream")
+    def __init__(self, exchange: Exchange, headers: dict[str, str], close: Callable[[Exchange], None]) -> None:
+        super().__init__(headers=headers, media_type="text/event-stream")
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self._exchange = exchange
@@ -114,6 +114,6 @@ class EventStream(Response):
                 if piece:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except ApiError as error:
-            event = error_event(error.message, error.type, error.code)
+            event = error_event(error, named=self._exchange.dialect.named_events)
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

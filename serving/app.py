@@ -7,6 +7,7 @@ Ray, which is left running. Sets environment variables of this process, so it wa
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -16,18 +17,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from feedback.settings import FeedbackSettings
 from serving.errors import EngineRefused
 from serving.settings import ServingSettings
+from storage.errors import DatabaseUnreachable
 from storage.postgres import connect
 from telemetry.logs import set_up_logs
 
 log = logging.getLogger(__name__)
 
-APPLICATION = "flywheel"
+NAMESPACE = "flywheel"
+GATEWAY = "gateway"
+Redeploy = Callable[[], ServingSettings | None]
 ADDRESS_FILE = "ray_address"
 TOKEN_FILE = "ray_token"
 _OBJECT_STORE_BYTES = 200 << 20
@@ -39,10 +43,13 @@ def run(
     dsn: str,
     stop: threading.Event,
     run_dir: Path | None = None,
+    redeploy: Redeploy = lambda: None,
 ) -> None:
     """Serve until `stop` is set, then drain and shut everything down.
 
-    run_dir: where the files `ray_address` and `ray_token` tell other processes how to reach this Ray.
+    redeploy: asked again and again; settings that it returns replace all replicas, without an outage (what this
+    process itself uses stays: host, port, alias, model, ray_address). run_dir: where the files `ray_address` and
+    `ray_token` tell other processes how to reach this Ray.
     Raises EngineRefused when the deployments do not come up, BaseNotPrepared, DatabaseUnreachable.
     """
     from serving.registry import ensure_base
@@ -58,8 +65,7 @@ def run(
         with _signals_kept():
             address = _start_ray(settings, folder, _write_token(known / TOKEN_FILE))
         address_file.write_text(address, encoding="utf-8")
-        _deploy(settings, feedback, base_checkpoint_id, dsn, stop)
-        stop.wait()
+        _serve(settings, feedback, base_checkpoint_id, dsn, stop, redeploy)
     finally:
         address_file.unlink(missing_ok=True)
         try:
@@ -99,17 +105,18 @@ def _start_ray(settings: ServingSettings, folder: Path, token_file: Path) -> str
     root = str(Path(__file__).resolve().parent.parent)
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     common = {
-        "namespace": APPLICATION,
+        "namespace": NAMESPACE,
         "logging_level": logging.WARNING,
         "runtime_env": {"env_vars": {"PYTHONPATH": paths}},
     }
     if settings.ray_address:
         return str(ray.init(address=settings.ray_address, **common).address_info["address"])
     cores = os.cpu_count() or 1
+    engines = max(settings.engine_replicas, settings.engine_replicas_max)
     context = ray.init(
         address="local",
         # Logical: what the engines reserve, and all cores for training beside them.
-        num_cpus=int(settings.engine_cpus * settings.engine_replicas) + cores,
+        num_cpus=math.ceil(settings.engine_cpus * engines * settings.max_models) + cores,
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
         _node_ip_address="127.0.0.1",
@@ -174,31 +181,53 @@ def _free_ports(count: int) -> list[int]:
             one.close()
 
 
-def _deploy(
-    settings: ServingSettings, feedback: FeedbackSettings, base_checkpoint_id: str, dsn: str, stop: threading.Event
+def _serve(
+    settings: ServingSettings,
+    feedback: FeedbackSettings,
+    base_checkpoint_id: str,
+    dsn: str,
+    stop: threading.Event,
+    redeploy: Redeploy,
 ) -> None:
+    """Deploy gateway and engines, wait until they are up, then keep the engines in line with the registry."""
     from ray import serve
-    from ray.serve import RunTarget
     from ray.serve.config import HTTPOptions
 
-    from serving.deployments import build_application
+    from serving.fleet import Fleet
 
-    application = build_application(settings, feedback, base_checkpoint_id, dsn, max(1, (os.cpu_count() or 1) - 1))
     serve.start(http_options=HTTPOptions(host=settings.host, port=settings.port))
-    serve.run_many(
-        [RunTarget(application, name=APPLICATION, route_prefix="/")],
-        wait_for_ingress_deployment_creation=False,
-        wait_for_applications_running=False,
-    )
+    fleet = Fleet(settings, feedback, dsn, base_checkpoint_id)
+    try:
+        fleet.sync()
+        fleet.deploy_gateway()
+        _wait_until_up(settings, (GATEWAY, fleet.first_engines), stop)
+        while not stop.wait(settings.poll_interval_s):
+            try:
+                fleet.sync()
+                fresh = redeploy()
+                if fresh is not None:
+                    log.info("every replica is replaced, one after the other")
+                    fleet.redeploy(fresh)
+            except DatabaseUnreachable as error:
+                log.warning("the registry can't be reached, the engines go on as they are: %s", error)
+    finally:
+        fleet.close()
+
+
+def _wait_until_up(settings: ServingSettings, names: tuple[str, ...], stop: threading.Event) -> None:
+    from ray import serve
+
     deadline = time.monotonic() + settings.start_timeout_s
     while not stop.wait(0.5):
-        status = serve.status().applications[APPLICATION]
-        if status.status == "RUNNING":
-            log.info("serving %s at http://%s:%d", base_checkpoint_id, settings.host, settings.port)
+        found = serve.status().applications
+        statuses = {name: found[name] for name in names if name in found}
+        for status in statuses.values():
+            if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                told = [deployment.message for deployment in status.deployments.values() if deployment.message]
+                raise EngineRefused(f"the deployments did not come up: {'; '.join(told) or status.message}")
+        if len(statuses) == len(names) and all(status.status == "RUNNING" for status in statuses.values()):
+            log.info("serving at http://%s:%d", settings.host, settings.port)
             return
-        if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            told = [deployment.message for deployment in status.deployments.values() if deployment.message]
-            raise EngineRefused(f"the deployments did not come up: {'; '.join(told) or status.message}")
         if time.monotonic() > deadline:
             raise EngineRefused(f"the deployments were not up after {settings.start_timeout_s:.0f} s")
 
@@ -210,9 +239,13 @@ def _shut_down(settings: ServingSettings) -> None:
         return
     from ray import serve
 
-    # The application first: HAProxy must outlive the streams that run through it.
-    if APPLICATION in serve.status().applications:
-        serve.delete(APPLICATION)
+    # The gateway first, then the engines that it asks; HAProxy must outlive the streams that run through it.
+    applications = serve.status().applications
+    if GATEWAY in applications:
+        serve.delete(GATEWAY)
+    for name in applications:
+        if name != GATEWAY:
+            serve.delete(name)
     if not settings.ray_address:
         serve.shutdown()
     ray.shutdown()

@@ -7,9 +7,13 @@ reason is never `completed`. Keeps the text of choice 0 only.
 """
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from serving.dialects import Dialect, Piece
+
+T = TypeVar("T")
 Status = Literal["completed", "length", "client_abort", "timeout", "upstream_error"]
 _DATA = b"data:"
 _DONE = b"[DONE]"
@@ -37,7 +41,8 @@ class Captured:
 class StreamCapture:
     """Cuts a stream into events, keeps them, and passes them on."""
 
-    def __init__(self, *, hide_usage: bool) -> None:
+    def __init__(self, dialect: Dialect, *, hide_usage: bool) -> None:
+        self._dialect = dialect
         self._hide_usage = hide_usage
         self._rest = b""
         self._events: list[bytes] = []
@@ -49,6 +54,11 @@ class StreamCapture:
         if self._hide_usage:
             events = [event for event in events if not _is_usage_event(event)]
         return b"".join(events)
+
+    @property
+    def events(self) -> int:
+        """How many events have come."""
+        return len(self._events)
 
     def refusal(self) -> bytes | None:
         """The error, if the stream begins with one: vLLM checks some fields only after it has said 200."""
@@ -63,32 +73,22 @@ class StreamCapture:
 
     def result(self) -> Captured:
         """Parse what has been kept."""
-        text: list[str] = []
-        finish_reason = error = None
-        usage: dict[str, Any] = {}
+        pieces, error = [], None
         for event in self._events:
-            chunk = _payload(event)
-            if "error" in chunk:
-                error = _error_message(chunk)
-            usage = chunk.get("usage") or usage
-            for choice in chunk.get("choices") or []:
-                if choice.get("index", 0) == 0:
-                    text.append((choice.get("delta") or {}).get("content") or "")
-                    finish_reason = choice.get("finish_reason") or finish_reason
-        return _captured("".join(text), finish_reason, usage, error)
+            content = _payload(event)
+            if content.get("error") is not None:
+                error = error_message(content)
+            pieces.append(self._dialect.read_event(content))
+        return _captured(pieces, error)
 
 
-def capture_body(status_code: int, body: bytes) -> Captured:
+def capture_body(dialect: Dialect, body: bytes) -> Captured:
     """The same from an answer that came whole."""
     try:
         answer = json.loads(body)
     except ValueError:
-        return Captured(error=f"the engine's answer (HTTP {status_code}) is not JSON")
-    if status_code != 200:
-        return Captured(error=_error_message(answer))
-    choice = answer["choices"][0]
-    content = choice["message"].get("content")
-    return _captured(content or "", choice.get("finish_reason"), answer.get("usage") or {}, None)
+        return Captured(error="the engine's answer is not JSON")
+    return _captured([dialect.read_answer(answer)], None)
 
 
 def split_events(data: bytes) -> tuple[list[bytes], bytes]:
@@ -98,10 +98,8 @@ def split_events(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _payload(event: bytes) -> dict[str, Any]:
-    data = event.strip()
-    if not data.startswith(_DATA):
-        return {}  # a comment that keeps the connection open
-    data = data[len(_DATA) :].strip()
+    """The event's data; empty for a comment that keeps the connection open, and for the last line."""
+    data = next((line[len(_DATA) :].strip() for line in event.splitlines() if line.startswith(_DATA)), _DONE)
     if data == _DONE:
         return {}
     try:
@@ -116,17 +114,26 @@ def _is_usage_event(event: bytes) -> bool:
     return b'"choices":[]' in event and bool(_payload(event).get("usage"))
 
 
-def _error_message(answer: Any) -> str:
+def error_message(answer: Any) -> str:
+    """The engine's own words in an error's JSON."""
     error = answer.get("error") if isinstance(answer, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return str(message or "the engine failed without saying why")
 
 
-def _captured(text: str, finish_reason: str | None, usage: dict[str, Any], error: str | None) -> Captured:
+def _captured(pieces: Sequence[Piece], error: str | None) -> Captured:
+    """All that the pieces say, the last word counting; PostgreSQL stores no NUL in the text."""
     return Captured(
-        text=text.replace("\0", "\ufffd"),  # PostgreSQL stores no NUL
-        finish_reason=finish_reason,
-        prompt_tokens=usage.get("prompt_tokens"),
-        completion_tokens=usage.get("completion_tokens"),
+        text="".join(piece.text for piece in pieces).replace("\0", "\ufffd"),
+        finish_reason=_last(piece.finish_reason for piece in pieces),
+        prompt_tokens=_last(piece.prompt_tokens for piece in pieces),
+        completion_tokens=_last(piece.completion_tokens for piece in pieces),
         error=error,
     )
+
+
+def _last(values: Iterable[T | None]) -> T | None:
+    found = None
+    for value in values:
+        found = found if value is None else value
+    return found

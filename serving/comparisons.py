@@ -13,9 +13,9 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from feedback.events import new_comparison_id, new_response_id
+from serving.dialects import ComparisonRequest
 from serving.errors import ApiError
 from serving.exchange import Caller, Exchange
-from serving.requests import ComparisonRequest
 from serving.routing import Route
 
 if TYPE_CHECKING:
@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 ENDPOINT = "/v1/comparisons"
 
 
-async def compare(gateway: "Gateway", request: ComparisonRequest, caller: Caller, started: float) -> dict[str, Any]:
-    """The answer's body. Raises ApiError when either answer failed; both are recorded all the same."""
+async def compare(
+    gateway: "Gateway", request: ComparisonRequest, caller: Caller, started: float
+) -> tuple[dict[str, Any], int]:
+    """The answer's body, and the tokens that it took.
+
+    Raises ApiError when either answer failed; both are recorded all the same.
+    """
     comparison_id = new_comparison_id()
     routes = _routes(gateway, request, caller, comparison_id)
     first_shown = secrets.randbelow(2)
@@ -67,11 +72,12 @@ async def compare(gateway: "Gateway", request: ComparisonRequest, caller: Caller
         _shown(index ^ first_shown, exchange, body)
         for index, (exchange, body) in enumerate(zip(exchanges, bodies, strict=True))
     ]
-    return {
+    content = {
         "id": comparison_id,
         "object": "comparison",
         "answers": sorted(answers, key=lambda answer: answer["position"]),
     }
+    return content, sum(exchange.tokens_used for exchange in exchanges)
 
 
 def _routes(gateway: "Gateway", request: ComparisonRequest, caller: Caller, comparison_id: str) -> tuple[Route, Route]:

@@ -1,4 +1,6 @@
-"""The two Ray Serve deployments: gateway (ingress) and engine. Imports Ray, so import it late.
+"""The Ray Serve deployments: the gateway (ingress), and the engines of each model. Imports Ray, so import it late.
+
+They are applications of their own: engines come and go without a change to the gateway.
 
 Serve's defaults are replaced where they hurt: max_ongoing_requests (5) would queue a sixth stream, and a
 refused engine would be started three times over.
@@ -6,6 +8,7 @@ refused engine would be started three times over.
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
 import ray.exceptions
@@ -13,19 +16,26 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from feedback.events import uuid7
 from feedback.outbox import Outbox
 from feedback.settings import FeedbackSettings
+from serving.app import GATEWAY
 from serving.asgi import Head
 from serving.engine import EngineReplica
 from serving.errors import UpstreamError
 from serving.exchange import EngineCall
 from serving.gateway import Gateway, build_app
 from serving.recorder import Recorder
+from serving.registry import Checkpoint
 from serving.routing import Router
 from serving.settings import ServingSettings
 from telemetry.logs import set_up_logs
+from telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
+
+ENGINE = "engine"
+_QUIET = {"enable_access_log": False}
 
 
 def listen_locally() -> None:
@@ -69,24 +79,26 @@ class RayCall:
         self._stream.cancel()
 
 
-class RayEngine:
-    """Reaches the engine deployment through its handle."""
+class RayEngines:
+    """Reaches the engines of each model through the handle of its deployment."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle.options(method_name="call", stream=True)
+    def __init__(self) -> None:
+        self._handles: dict[str, DeploymentHandle] = {}
 
-    def call(self, path: str, headers: list[tuple[str, str]], body: bytes) -> EngineCall:
-        """POST `body` to an engine replica's application."""
-        return RayCall(self._handle.remote(path, headers, body))
+    def call(self, base_id: str, path: str, headers: list[tuple[str, str]], body: bytes | None) -> EngineCall:
+        """POST `body` (GET without one) to the application of an engine replica that runs `base_id`."""
+        handle = self._handles.get(base_id)
+        if handle is None:
+            handle = serve.get_deployment_handle(ENGINE, app_name=engine_application_name(base_id))
+            self._handles[base_id] = handle = handle.options(method_name="call", stream=True)
+        return RayCall(handle.remote(path, headers, body))
 
 
 @serve.ingress()
 class GatewayReplica:
     """One gateway process: it owns an outbox file and a routing table. Serve awaits constructor and destructor."""
 
-    async def __init__(
-        self, engine: DeploymentHandle, settings: ServingSettings, feedback: FeedbackSettings, dsn: str
-    ) -> None:
+    async def __init__(self, settings: ServingSettings, feedback: FeedbackSettings, dsn: str) -> None:
         set_up_logs()
         if not settings.ray_address:
             listen_locally()
@@ -95,8 +107,8 @@ class GatewayReplica:
         )
         self._router = Router(dsn, settings)
         await asyncio.to_thread(self._router.start)
-        self._recorder = Recorder(self._outbox)
-        self._gateway = Gateway(settings, RayEngine(engine), self._router, self._recorder)
+        self._recorder = Recorder(self._outbox, GatewayMetrics(f"gateway-{uuid7().hex[-12:]}"))
+        self._gateway = Gateway(settings, RayEngines(), self._router, self._recorder)
 
     def __serve_build_asgi_app__(self) -> Any:
         """Ray Serve asks for the application after the constructor."""
@@ -127,37 +139,61 @@ class EngineDeployment(EngineReplica):
         await super().__init__(settings, base_checkpoint_id, dsn)  # type: ignore[misc]
 
 
-def build_application(
-    settings: ServingSettings, feedback: FeedbackSettings, base_checkpoint_id: str, dsn: str, omp_threads: int
-) -> Any:
-    """The bound Serve application. omp_threads: threads of the CPU engine."""
-    quiet = {"enable_access_log": False}
-    engine = serve.deployment(
+def engine_application_name(base_id: str) -> str:
+    """The Serve application that runs the engines of a model."""
+    return f"engine-{base_id}"
+
+
+def build_engines(settings: ServingSettings, model: Checkpoint, dsn: str, environment: dict[str, str]) -> Any:
+    """The bound Serve application of one model's engines. environment: of their processes."""
+    return serve.deployment(
         EngineDeployment,
-        name="engine",
-        num_replicas=settings.engine_replicas,
-        max_ongoing_requests=2 * settings.max_concurrency * settings.gateway_replicas,
+        name=ENGINE,
+        **_replicas(settings.engine_replicas, settings.engine_replicas_max, settings),
+        max_ongoing_requests=2
+        * settings.max_concurrency
+        * max(settings.gateway_replicas, settings.gateway_replicas_max),
+        max_surge_percent=100,
         max_constructor_retry_count=1,
         graceful_shutdown_timeout_s=settings.drain_timeout_s,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=2,
         health_check_timeout_s=30,
-        logging_config=quiet,
+        logging_config=_QUIET,
         ray_actor_options={
             "num_cpus": settings.engine_cpus,
-            # Ray would set it to num_cpus, which is a share and not a number of threads.
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(omp_threads)}},
+            "num_gpus": settings.engine_gpus,
+            "runtime_env": {"env_vars": environment},
+            **({"accelerator_type": settings.accelerator} if settings.accelerator else {}),
         },
-    ).bind(settings, base_checkpoint_id, dsn)
+    ).bind(settings.model_copy(update={"model": Path(model.path)}), model.checkpoint_id, dsn)
+
+
+def _replicas(least: int, most: int, settings: ServingSettings) -> dict[str, Any]:
+    """A fixed number of replicas, or bounds between which Serve scales."""
+    if most <= least:
+        return {"num_replicas": least}
+    return {
+        "autoscaling_config": {
+            "min_replicas": least,
+            "max_replicas": most,
+            "target_ongoing_requests": settings.target_ongoing_requests,
+        }
+    }
+
+
+def build_gateway(settings: ServingSettings, feedback: FeedbackSettings, dsn: str, environment: dict[str, str]) -> Any:
+    """The bound Serve application of the REST API; it scales apart from the engines. environment: of its processes."""
     return serve.deployment(
         GatewayReplica,
-        name="gateway",
-        num_replicas=settings.gateway_replicas,
+        name=GATEWAY,
+        max_surge_percent=100,
+        **_replicas(settings.gateway_replicas, settings.gateway_replicas_max, settings),
         max_ongoing_requests=2 * settings.max_concurrency,
         graceful_shutdown_timeout_s=settings.drain_timeout_s,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=2,
         health_check_timeout_s=30,
-        logging_config=quiet,
-        ray_actor_options={"num_cpus": 0},
-    ).bind(engine, settings, feedback, dsn)
+        logging_config=_QUIET,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": environment}},
+    ).bind(settings, feedback, dsn)

@@ -32,9 +32,8 @@ class VllmEngine:
     @classmethod
     async def start(cls, settings: ServingSettings, served_name: str) -> "VllmEngine":
         """Load the model and build the application; `served_name` is the base's checkpoint id."""
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings.kv_cache_gib))
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", _threads_bound_to(settings))
+        for name, value in engine_environment(settings).items():
+            os.environ.setdefault(name, value)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
@@ -95,14 +94,19 @@ class VllmEngine:
         self._engine.shutdown()
 
 
-def _threads_bound_to(settings: ServingSettings) -> str:
-    """One thread on each core for a single engine; vLLM's default leaves a core to its scheduler.
+def engine_environment(settings: ServingSettings) -> dict[str, str]:
+    """What vLLM reads from the environment of an engine's process.
 
-    Several engines on one machine float: bound to the same cores they would starve each other.
+    A single CPU engine gets one thread on each core; vLLM's default leaves a core to its scheduler. Several engines
+    on one machine float: bound to the same cores they would starve each other.
     """
-    if settings.engine_replicas > 1:
-        return "nobind"
-    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    environment = {"VLLM_NO_USAGE_STATS": "1"}
+    if not settings.engine_gpus:
+        alone = max(settings.engine_replicas, settings.engine_replicas_max) == 1
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = cores if alone else "nobind"
+    return environment
 
 
 def engine_dtype(settings: ServingSettings) -> str:
@@ -132,11 +136,15 @@ def engine_arguments(settings: ServingSettings, served_name: str) -> list[str]:
         "--lora-target-modules",
         *settings.lora_modules,
         "--generation-config=vllm",
-        "--disable-log-stats",
     ]
+    if settings.engine_gpus:
+        arguments += [
+            f"--tensor-parallel-size={settings.tensor_parallel_size}",
+            f"--gpu-memory-utilization={settings.gpu_memory_utilization}",
+        ]
     if settings.enforce_eager:
         arguments.append("--enforce-eager")
-    return arguments
+    return [*arguments, *settings.extra_engine_arguments]
 
 
 class EngineReplica:
@@ -168,9 +176,10 @@ class EngineReplica:
         if self._loop is not None and self._loop.done():
             self._loop.result()
 
-    async def call(self, path: str, headers: list[tuple[str, str]], body: bytes) -> AsyncIterator[Head | bytes]:
-        """POST `body` to vLLM's application; yields (status, headers), then the body's pieces."""
-        async for message in call_asgi(self._engine.app, "POST", path, headers, body):
+    async def call(self, path: str, headers: list[tuple[str, str]], body: bytes | None) -> AsyncIterator[Head | bytes]:
+        """POST `body` (GET without one) to vLLM's application; yields (status, headers), then the body's pieces."""
+        method = "GET" if body is None else "POST"
+        async for message in call_asgi(self._engine.app, method, path, headers, body or b""):
             yield message
 
     async def __del__(self) -> None:

@@ -9,10 +9,12 @@ ServingError
 │   ├── MethodNotAllowed      405: the path exists, the method does not (no retry)
 │   ├── Conflict              409: the idempotency key was used for something else (no retry)
 │   ├── BodyTooLarge          413: over max_body_bytes (no retry)
+│   ├── RateLimited           429: the key is over one of its limits; has Retry-After (a retry helps)
 │   ├── UpstreamError         502: the engine failed (a retry can help)
 │   ├── Overloaded            503: over a bound, or nothing is ready; has Retry-After (a retry helps)
 │   └── RequestTimeout        504: over request_timeout_s (a retry can help)
 ├── CheckpointUnknown         no such checkpoint (no retry)
+├── CheckpointUnreadable      the directory holds no checkpoint that can be served (no retry)
 ├── CheckpointConflict        the id is taken by other content (no retry)
 ├── CheckpointNotProven       a live engine replica has not proven it (a retry can help)
 ├── ExperimentConflict        one is running on the alias already, or it is not running (no retry)
@@ -21,6 +23,7 @@ ServingError
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -29,7 +32,10 @@ class ServingError(Exception):
 
 
 class ApiError(ServingError):
-    """A request that can't be served. message: one sentence for the caller; param: the field at fault."""
+    """A request that can't be served. message: one sentence for the caller; param: the field at fault.
+
+    headers: further ones of the answer.
+    """
 
     status = 500
     type = "server_error"
@@ -42,12 +48,14 @@ class ApiError(ServingError):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code or self.code
         self.retry_after_s = retry_after_s
+        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -96,6 +104,12 @@ class BodyTooLarge(ApiError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 
 
+class RateLimited(ApiError):
+    """429: the key used up what it may use for now."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+
 class UpstreamError(ApiError):
     """502: the engine failed while it worked on the request."""
 
@@ -116,6 +130,10 @@ class RequestTimeout(ApiError):
 
 class CheckpointUnknown(ServingError):
     """No checkpoint or alias has this name."""
+
+
+class CheckpointUnreadable(ServingError):
+    """The directory is neither a model nor an adapter in safetensors."""
 
 
 class CheckpointConflict(ServingError):
@@ -143,6 +161,8 @@ def error_body(message: str, type_: str, param: str | None, code: str | None) ->
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
-def error_event(message: str, type_: str, code: str | None) -> bytes:
-    """The same as one server-sent event, for a stream that has begun."""
-    return b"data: " + json.dumps(error_body(message, type_, None, code)).encode() + b"\n\n"
+def error_event(error: ApiError, *, named: bool) -> bytes:
+    """The same as one server-sent event, for a stream that has begun; `named` when its events have names."""
+    if not named:
+        return b"data: " + json.dumps(error.body()).encode() + b"\n\n"
+    return b"event: error\ndata: " + json.dumps({"type": "error", **error.body()}).encode() + b"\n\n"

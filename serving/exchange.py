@@ -14,13 +14,11 @@ from typing import Any, Literal, Protocol
 
 from feedback.events import Interaction, event_id_of, prompt_hash
 from serving.asgi import Head
-from serving.capture import Captured, Status, StreamCapture, capture_body
+from serving.capture import Captured, Status, StreamCapture, capture_body, error_message
+from serving.dialects import CHAT, RESPONSE, Dialect, GenerateRequest
 from serving.errors import ApiError, InvalidRequest, Overloaded, RequestTimeout, UpstreamError
 from serving.keys import ApiKey
-from serving.requests import ChatRequest
 from serving.routing import Route
-
-CHAT_PATH = "/v1/chat/completions"
 
 
 class EngineCall(Protocol):
@@ -37,8 +35,8 @@ class EngineCall(Protocol):
 class EngineClient(Protocol):
     """How a gateway reaches the engines."""
 
-    def call(self, path: str, headers: list[tuple[str, str]], body: bytes) -> EngineCall:
-        """POST `body` to the engine's application."""
+    def call(self, base_id: str, path: str, headers: list[tuple[str, str]], body: bytes | None) -> EngineCall:
+        """POST `body` (GET without one) to the application of an engine that runs the model `base_id`."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,12 @@ class Exchange:
         *,
         response_id: str,
         route: Route,
-        request: ChatRequest,
+        request: GenerateRequest,
         caller: Caller,
         started: float,
         timeout_s: float,
-        endpoint: str = CHAT_PATH,
+        dialect: Dialect = CHAT,
+        endpoint: str | None = None,
         comparison_id: str | None = None,
         position: Literal[0, 1] | None = None,
     ) -> None:
@@ -71,7 +70,8 @@ class Exchange:
         self.route = route
         self.caller = caller
         self._request = request
-        self._endpoint = endpoint
+        self._dialect = dialect
+        self._endpoint = endpoint or dialect.path
         self._comparison_id = comparison_id
         self._position = position
         self._started = started
@@ -79,13 +79,18 @@ class Exchange:
         self._engine_s = 0.0
         self._first_piece_at: float | None = None
         self._stream = bool(request.stream)
-        wants_usage = request.stream_options is not None and request.stream_options.include_usage
-        self._capture = StreamCapture(hide_usage=not wants_usage)
+        self._capture = StreamCapture(dialect, hide_usage=not request.shows_usage)
         self._captured: Captured | None = None
         self._ended_by: Status | None = "client_abort"  # until it is known to have ended otherwise
         self._error: str | None = None
         self._call: EngineCall | None = None
+        self._over = False
         self._held: bytes | None = None  # the first piece, read before the client is told 200
+
+    @property
+    def dialect(self) -> Dialect:
+        """The API in which the client asked."""
+        return self._dialect
 
     @property
     def overhead_s(self) -> float:
@@ -98,23 +103,24 @@ class Exchange:
         Raises InvalidRequest for the engine's 4xx, Overloaded, UpstreamError, RequestTimeout.
         """
         body = {**self._request.for_engine, "model": self.route.checkpoint_id, **overrides}
-        if self._stream:
-            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        if self._dialect is RESPONSE:  # the one API in which vLLM takes the id from the body
+            body["request_id"] = self.response_id
         headers = [
             ("content-type", "application/json"),
-            ("x-request-id", self.response_id.removeprefix("chatcmpl-")),
+            ("x-request-id", self.response_id.removeprefix(self._dialect.id_prefix)),
         ]
-        self._call = engine.call(CHAT_PATH, headers, json.dumps(body, ensure_ascii=False).encode())
+        content = json.dumps(body, ensure_ascii=False).encode()
+        self._call = engine.call(self.route.base_id, self._dialect.path, headers, content)
         head = await self._receive()
         if not isinstance(head, tuple):
             raise self._failed(UpstreamError("The engine sent no status."))
         if head[0] != 200:
-            raise self._failed(_engine_error(head[0], await self._rest()))
+            raise self._failed(engine_error(head[0], await self._rest()))
         if self._stream:
             self._held = await self._next_piece()
             refusal = self._capture.refusal()
             if refusal is not None:
-                raise self._failed(_engine_error(_status_in(refusal), refusal))
+                raise self._failed(engine_error(_status_in(refusal), refusal))
 
     async def next_piece(self) -> bytes | None:
         """The client's next bytes (perhaps none yet), or None at the end. Raises UpstreamError, RequestTimeout."""
@@ -136,7 +142,7 @@ class Exchange:
     async def read_whole(self) -> bytes:
         """The whole body of an answer that is not streamed. Raises UpstreamError, RequestTimeout."""
         body = await self._rest()
-        self._captured = capture_body(200, body)
+        self._captured = capture_body(self._dialect, body)
         if self._captured.error is not None:
             raise self._failed(UpstreamError(f"The engine failed: {self._captured.error}"))
         self._ended_by = None
@@ -147,15 +153,24 @@ class Exchange:
         if self._ended_by == "client_abort":
             self._ended_by, self._error = "upstream_error", reason
 
+    @property
+    def tokens_used(self) -> int:
+        """Tokens of prompt and answer; for a stream that was cut, about one for each of its events."""
+        captured = self._result()
+        if captured.prompt_tokens is not None and captured.completion_tokens is not None:
+            return captured.prompt_tokens + captured.completion_tokens
+        return self._capture.events
+
     def cancel(self) -> None:
-        """Free the engine; harmless after the end."""
+        """Free the engine; nothing is read after this. Harmless when called again."""
+        self._over = True
         if self._call is not None:
             self._call.cancel()
 
     def interaction(self) -> Interaction:
         """The record of this exchange, as it stands now."""
-        captured = self._captured or (self._capture.result() if self._stream else Captured())
-        kept = self._request.store is not False
+        captured = self._result()
+        kept, messages = self._request.kept, self._request.prompt_messages
         ended = time.perf_counter()
         return Interaction(
             event_id=event_id_of(self.response_id),
@@ -172,10 +187,10 @@ class Exchange:
             position=self._position,
             user=self.caller.user,
             session_id=self.caller.session_id,
-            tags=self._request.metadata or {},
+            tags=self._request.tags,
             content_kept=kept,
-            prompt_hash=prompt_hash(self._request.messages),
-            messages=self._request.messages if kept else None,
+            prompt_hash=prompt_hash(messages),
+            messages=messages if kept else None,
             parameters=self._request.parameters,
             text=captured.text if kept else None,
             finish_reason=captured.finish_reason,
@@ -188,6 +203,14 @@ class Exchange:
             overhead_s=max(0.0, ended - self._started - self._engine_s),
             traceparent=self.caller.traceparent,
         )
+
+    def _result(self) -> Captured:
+        if self._captured is not None:
+            return self._captured
+        captured = self._capture.result() if self._stream else Captured()
+        if self._over:
+            self._captured = captured
+        return captured
 
     async def _receive(self) -> Head | bytes | None:
         assert self._call is not None
@@ -219,19 +242,48 @@ class Exchange:
         return error
 
 
+async def ask_engine(engine: EngineClient, base_id: str, path: str, content: dict[str, Any], timeout_s: float) -> bytes:
+    """POST `content` to the engine and return its whole answer.
+
+    Raises InvalidRequest for the engine's 4xx, Overloaded, UpstreamError, RequestTimeout.
+    """
+    headers = [("content-type", "application/json")]
+    body = None if content is None else json.dumps(content, ensure_ascii=False).encode()
+    call = engine.call(base_id, path, headers, body)
+    status, pieces = None, []
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for part in call:
+                if isinstance(part, tuple):
+                    status = part[0]
+                else:
+                    pieces.append(part)
+    except TimeoutError:
+        raise RequestTimeout("The answer took too long.") from None
+    finally:
+        call.cancel()
+    if status is None:
+        raise UpstreamError("The engine sent no status.")
+    if status != 200:
+        raise engine_error(status, b"".join(pieces))
+    return b"".join(pieces)
+
+
 def _status_in(refusal: bytes) -> int:
     error = json.loads(refusal)["error"]
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) else 500
 
 
-def _engine_error(status: int, body: bytes) -> ApiError:
+def engine_error(status: int, body: bytes) -> ApiError:
     """vLLM's error in our words: a 4xx is the caller's, all else is the engine's."""
-    message = capture_body(status, body).error or "no reason given"
     try:
-        param = json.loads(body)["error"].get("param")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        param = None
+        answer = json.loads(body)
+    except ValueError:
+        answer = {"error": f"its answer (HTTP {status}) is not JSON"}
+    message = error_message(answer)
+    error = answer.get("error") if isinstance(answer, dict) else None
+    param = error.get("param") if isinstance(error, dict) else None
     if status == 404:  # it was there when the request was routed: it is being retired, or its engine restarts
         return Overloaded(message, param=param, code="model_not_ready", retry_after_s=1)
     if 400 <= status < 500:

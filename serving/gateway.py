@@ -2,8 +2,8 @@
 
 A request is checked before anything is asked of an engine (size, JSON, key, scope, field types, model), then
 routed, answered and recorded. Guarantees: every error has OpenAI's shape and an id; bad input is a 4xx; no
-request waits for the database; over max_concurrency requests are answered 503 at once. Limits per key are
-not here yet.
+request waits for the database; over max_concurrency requests are answered 503 at once, over a key's own limits
+429; a request is counted against its key once it was found valid.
 """
 
 import asyncio
@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -20,21 +22,34 @@ from starlette.responses import JSONResponse, Response
 from feedback.events import new_response_id
 from serving.answers import ClientGone, EventStream, answer_headers, error_response, traceparent_of, until_disconnect
 from serving.comparisons import compare
+from serving.dialects import CHAT, DIALECTS, ComparisonRequest, Dialect, UtilityRequest
 from serving.errors import ApiError, MethodNotAllowed, NotFound, Overloaded
-from serving.exchange import Caller, EngineClient, Exchange
-from serving.keys import ApiKey, bearer_secret, check, digest_of
+from serving.exchange import Caller, EngineClient, Exchange, ask_engine
+from serving.keys import ApiKey, check, digest_of, sent_secret
+from serving.limits import Admission, Limits
 from serving.recorder import Recorder
-from serving.requests import ChatRequest, ComparisonRequest, parse_model, read_body
+from serving.requests import parse_model, read_body
 from serving.routing import Router
 from serving.settings import ServingSettings
 from serving.votes import accept_vote, parse_vote
+from telemetry.metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 _CLOSED_REQUEST = 499  # nobody reads it; the number that proxies log for a client that left
 _REMEMBERED_MISSES = 4096
 _MOST_WAIT_FOR_KEYS = 16
+_METRICS_TIMEOUT_S = 5.0
 
-Handler = Callable[[Request], Awaitable[Response]]
+# vLLM's calls that generate no text.
+UTILITIES = (
+    "/tokenize",
+    "/detokenize",
+    "/v1/messages/count_tokens",
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
+)
+
+Endpoint = Callable[[Request, str], Awaitable[Response]]
 
 
 @dataclass
@@ -49,13 +64,16 @@ class Gateway:
     _unknown_keys: dict[str, None] = field(default_factory=dict)  # digests, the oldest first
     _waiting_for_keys: int = 0
 
+    def __post_init__(self) -> None:
+        self.limits = Limits(max(self.settings.gateway_replicas, self.settings.gateway_replicas_max))
+
     async def authorize(self, request: Request, scope: str) -> ApiKey:
         """The caller's key. Raises Unauthenticated, MissingScope.
 
         A key that is not in the table may have been made a moment ago: the first time, wait for a new reading.
         Few may wait at once, or callers without a key would fill every slot.
         """
-        secret = bearer_secret(request.headers.get("authorization"))
+        secret = sent_secret(request.headers.get("authorization"), request.headers.get("x-api-key"))
         digest = digest_of(secret)
         table = self.router.table
         is_new = digest not in table.keys and digest not in self._unknown_keys
@@ -71,24 +89,18 @@ class Gateway:
                     del self._unknown_keys[next(iter(self._unknown_keys))]
         return check(table.keys, secret, scope)
 
-    def caller(self, request: Request, key: ApiKey, body: ChatRequest) -> Caller:
-        """Who asks: OpenAI's fields first, then the headers."""
-        user = body.user or body.safety_identifier or request.headers.get("x-flywheel-user")
+    def caller(self, request: Request, key: ApiKey, asked_by: str | None) -> Caller:
+        """Who asks: the body's own fields first, then the headers."""
+        user = asked_by or request.headers.get("x-flywheel-user")
         session_id = request.headers.get("x-flywheel-session")
         return Caller(key, (user or "")[:256] or None, (session_id or "")[:256] or None, traceparent_of(request))
 
-    def close_exchange(self, exchange: Exchange) -> None:
-        """Free the engine, record the answer, and give the slot back."""
-        self.under_way -= 1
-        exchange.cancel()
-        self.recorder.record_later([exchange.interaction()])
-
-    async def chat(self, request: Request, response_id: str) -> Response:
-        """POST /v1/chat/completions."""
+    async def generate(self, request: Request, response_id: str, dialect: Dialect) -> Response:
+        """One answer in one of the APIs that generate text, whole or as a stream, recorded however it ends."""
         started = time.perf_counter()
         key = await self.authorize(request, "inference")
-        body = parse_model(await read_body(request, self.settings.max_body_bytes), ChatRequest)
-        caller = self.caller(request, key, body)
+        body = parse_model(await read_body(request, self.settings.max_body_bytes), dialect.request)
+        caller = self.caller(request, key, body.asked_by)
         route = self.router.table.route(body.model, caller.user or caller.session_id or response_id)
         exchange = Exchange(
             response_id=response_id,
@@ -97,31 +109,60 @@ class Gateway:
             caller=caller,
             started=started,
             timeout_s=self.settings.request_timeout_s,
+            dialect=dialect,
         )
-        streamed = False
+        admission = self.limits.admit(key)
+        handed_over = False
         try:
             await until_disconnect(request, exchange.open(self.engine))
             if body.stream:
-                streamed = True
-                self.under_way += 1  # close_exchange gives it back
-                return EventStream(exchange, self.close_exchange)
+                self.under_way += 1  # _end_stream gives it back
+                handed_over = True
+                return EventStream(exchange, answer_headers(exchange) | admission.headers, self._end_stream(admission))
             whole = await until_disconnect(request, exchange.read_whole())
-        except ApiError as error:
-            if error.status >= 500:
+        except (ApiError, ClientGone, asyncio.CancelledError) as error:  # Ray Serve cancels when a client leaves
+            if not isinstance(error, ApiError) or error.status >= 500:
                 self.recorder.record_later([exchange.interaction()])
             raise
-        except ClientGone:
-            self.recorder.record_later([exchange.interaction()])
-            return Response(status_code=_CLOSED_REQUEST)
-        except asyncio.CancelledError:  # Ray Serve cancels the task of a client that left
-            self.recorder.record_later([exchange.interaction()])
-            raise
         finally:
-            if not streamed:
+            if not handed_over:
                 exchange.cancel()
-        headers = answer_headers(exchange)
+                admission.end(exchange.tokens_used)
+        headers = answer_headers(exchange) | admission.headers
         await self.recorder.record([exchange.interaction()])
         return Response(whole, media_type="application/json", headers=headers)
+
+    def _end_stream(self, admission: Admission) -> Callable[[Exchange], None]:
+        """What to do when the stream is over: free the engine, record the answer, give the slot back."""
+
+        def end(exchange: Exchange) -> None:
+            self.under_way -= 1
+            exchange.cancel()
+            admission.end(exchange.tokens_used)
+            self.recorder.record_later([exchange.interaction()])
+
+        return end
+
+    async def utility(self, request: Request, response_id: str, path: str) -> Response:
+        """A call of vLLM's that generates no text (tokenize and the like): routed by its model, not recorded."""
+        key = await self.authorize(request, "inference")
+        body = parse_model(await read_body(request, self.settings.max_body_bytes), UtilityRequest)
+        caller = self.caller(request, key, None)
+        model = body.model or self.settings.alias
+        route = self.router.table.route(model, caller.user or caller.session_id or response_id)
+        content = {**body.model_dump(exclude_unset=True), "model": route.checkpoint_id}
+        admission = self.limits.admit(key)
+        try:
+            work = ask_engine(self.engine, route.base_id, path, content, self.settings.request_timeout_s)
+            whole = await until_disconnect(request, work)
+        finally:
+            admission.end()
+        headers = {
+            "x-flywheel-response-id": response_id,
+            "x-flywheel-checkpoint": route.checkpoint_id,
+            "traceparent": caller.traceparent,
+        }
+        return Response(whole, media_type="application/json", headers=headers | admission.headers)
 
     async def comparison(self, request: Request, response_id: str) -> Response:
         """POST /v1/comparisons."""
@@ -130,12 +171,15 @@ class Gateway:
         body = parse_model(await read_body(request, self.settings.max_body_bytes), ComparisonRequest)
         if body.checkpoints is not None:
             key = await self.authorize(request, "evaluate")
-        caller = self.caller(request, key, body)
+        caller = self.caller(request, key, body.asked_by)
+        admission = self.limits.admit(key)
+        tokens = 0
         try:
-            answer = await until_disconnect(request, compare(self, body, caller, started))
-        except ClientGone:
-            return Response(status_code=_CLOSED_REQUEST)
-        return JSONResponse(answer, headers={"x-flywheel-response-id": response_id, "traceparent": caller.traceparent})
+            answer, tokens = await until_disconnect(request, compare(self, body, caller, started))
+        finally:
+            admission.end(tokens)
+        headers = {"x-flywheel-response-id": response_id, "traceparent": caller.traceparent}
+        return JSONResponse(answer, headers=headers | admission.headers)
 
     async def feedback(self, request: Request, response_id: str) -> Response:
         """POST /v1/feedback."""
@@ -148,14 +192,34 @@ class Gateway:
     async def models(self, request: Request, response_id: str) -> Response:
         """GET /v1/models: the aliases, then the checkpoints, that can be served now."""
         await self.authorize(request, "inference")
+        content = {"object": "list", "data": self._models()}
+        return JSONResponse(content, headers={"x-flywheel-response-id": response_id})
+
+    async def model(self, request: Request, response_id: str) -> Response:
+        """GET /v1/models/{name}: one of them."""
+        await self.authorize(request, "inference")
+        name = request.path_params["name"]
+        for model in self._models():
+            if model["id"] == name:
+                return JSONResponse(model, headers={"x-flywheel-response-id": response_id})
+        raise NotFound(f"The model `{name}` does not exist.", param="model", code="model_not_found")
+
+    def _models(self) -> list[dict[str, Any]]:
         table = self.router.table
         names = {alias: target for alias, target in sorted(table.aliases.items()) if target in table.servable}
         names |= {checkpoint_id: checkpoint_id for checkpoint_id in sorted(table.servable)}
-        data = [
+        return [
             {"id": name, "object": "model", "created": table.active[root], "owned_by": "flywheel", "root": root}
             for name, root in names.items()
         ]
-        return JSONResponse({"object": "list", "data": data}, headers={"x-flywheel-response-id": response_id})
+
+    async def metrics(self, request: Request, response_id: str) -> Response:
+        """GET /metrics: this gateway's, then those of one engine replica of each model, in Prometheus' text format."""
+        await self.authorize(request, "admin")
+        pieces = [self.recorder.metrics.exposition(self.under_way)]
+        for base_id in sorted(set(self.router.table.servable.values())):
+            pieces.append(await ask_engine(self.engine, base_id, "/metrics", None, _METRICS_TIMEOUT_S))
+        return Response(b"".join(pieces), media_type=CONTENT_TYPE, headers={"x-flywheel-response-id": response_id})
 
     async def live(self, request: Request) -> Response:
         """GET /health/live: the process answers."""
@@ -173,13 +237,19 @@ class Gateway:
 def build_app(gateway: Gateway) -> FastAPI:
     """The application. Its own API pages are off: nothing but the health endpoints answers without a key."""
     app = FastAPI(title="Flywheel", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for path, handler, method in (
-        ("/v1/chat/completions", gateway.chat, "POST"),
-        ("/v1/comparisons", gateway.comparison, "POST"),
-        ("/v1/feedback", gateway.feedback, "POST"),
-        ("/v1/models", gateway.models, "GET"),
-    ):
-        app.add_route(path, _guarded(gateway, handler), methods=[method])
+
+    def add(path: str, handler: Endpoint, method: str = "POST", prefix: str = CHAT.id_prefix) -> None:
+        app.add_route(path, _guarded(gateway, handler, prefix), methods=[method])
+
+    for dialect in DIALECTS:
+        add(dialect.path, partial(gateway.generate, dialect=dialect), prefix=dialect.id_prefix)
+    for path in UTILITIES:
+        add(path, partial(gateway.utility, path=path))
+    add("/v1/comparisons", gateway.comparison)
+    add("/v1/feedback", gateway.feedback)
+    add("/v1/models", gateway.models, "GET")
+    add("/metrics", gateway.metrics, "GET")
+    add("/v1/models/{name}", gateway.model, "GET")
     app.add_route("/health/live", gateway.live, methods=["GET"])
     app.add_route("/health/ready", gateway.ready, methods=["GET"])
     app.add_exception_handler(HTTPException, _routing_error)
@@ -187,11 +257,10 @@ def build_app(gateway: Gateway) -> FastAPI:
     return app
 
 
-def _guarded(gateway: Gateway, handler: Callable[[Request, str], Awaitable[Response]]) -> Handler:
-    """Give the request an id and a slot, and turn ApiError into an answer."""
+def _guarded(gateway: Gateway, handler: Endpoint, prefix: str) -> Callable[[Request], Awaitable[Response]]:
+    """Give the request an id and a slot, turn ApiError into an answer, and count it."""
 
-    async def endpoint(request: Request) -> Response:
-        response_id = new_response_id()
+    async def answer(request: Request, response_id: str) -> Response:
         if gateway.under_way >= gateway.settings.max_concurrency:
             return error_response(Overloaded("Too many requests are under way.", retry_after_s=1), response_id)
         gateway.under_way += 1
@@ -199,10 +268,15 @@ def _guarded(gateway: Gateway, handler: Callable[[Request, str], Awaitable[Respo
             return await handler(request, response_id)
         except ApiError as error:
             return error_response(error, response_id)
-        except ClientDisconnect:  # it left while it sent its body
+        except (ClientGone, ClientDisconnect):  # it left, perhaps while it sent its body
             return Response(status_code=_CLOSED_REQUEST)
         finally:
             gateway.under_way -= 1
+
+    async def endpoint(request: Request) -> Response:
+        answered = await answer(request, new_response_id(prefix))
+        gateway.recorder.metrics.count_request(request.scope["route"].path, answered.status_code)
+        return answered
 
     return endpoint
 

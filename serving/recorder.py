@@ -13,6 +13,7 @@ from typing import Protocol
 from feedback.errors import OutboxError
 from feedback.events import AnyEvent, Interaction
 from serving.errors import Overloaded
+from telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +26,17 @@ class OutboxLike(Protocol):
 
 
 class Recorder:
-    """Records interactions in an outbox."""
+    """Records interactions in an outbox, and counts them in the metrics."""
 
-    def __init__(self, outbox: OutboxLike) -> None:
+    def __init__(self, outbox: OutboxLike, metrics: GatewayMetrics) -> None:
         self.outbox = outbox
+        self.metrics = metrics
         self.recorded = 0
         self.dropped = 0
 
     async def record(self, interactions: Sequence[Interaction]) -> None:
         """Write them and wait for the disk. Raises Overloaded when the outbox can't take them."""
+        self._measure(interactions)
         try:
             await asyncio.wrap_future(self.outbox.append(interactions))
         except OutboxError as error:
@@ -43,6 +46,7 @@ class Recorder:
 
     def record_later(self, interactions: Sequence[Interaction]) -> None:
         """Write them without waiting: for streams, and for answers that nobody waits for any more."""
+        self._measure(interactions)
         try:
             future = self.outbox.append(interactions)
         except OutboxError as error:
@@ -57,6 +61,20 @@ class Recorder:
         else:
             self._count_drop(count, error)
 
+    def _measure(self, interactions: Sequence[Interaction]) -> None:
+        for interaction in interactions:
+            self.metrics.count_answer(
+                interaction.endpoint,
+                interaction.checkpoint_id,
+                interaction.status,
+                duration_s=interaction.duration_s,
+                overhead_s=interaction.overhead_s,
+                time_to_first_token_s=interaction.time_to_first_token_s,
+                prompt_tokens=interaction.prompt_tokens,
+                completion_tokens=interaction.completion_tokens,
+            )
+
     def _count_drop(self, count: int, error: BaseException) -> None:
         self.dropped += count
+        self.metrics.count_dropped(count)
         log.error("%d interaction(s) could not be recorded: %s", count, error)

@@ -35,11 +35,15 @@ class Row(BaseModel):
 
 
 class Checkpoint(Row):
-    """Weights under an immutable id. kind: a whole model, or a LoRA adapter on one; path: absolute directory."""
+    """Weights under an immutable id. kind: a whole model, or a LoRA adapter on one; path: absolute directory.
+
+    base_id: the model whose engines serve it, itself or the one under it; the registry fills it in.
+    """
 
     checkpoint_id: str
     kind: Literal["model", "adapter"]
     parent_id: str | None
+    base_id: str = ""
     digest: str
     path: str
     manifest: dict[str, Any]
@@ -75,23 +79,28 @@ class Experiment(Row):
 
 def register_checkpoint(connection: Connection, checkpoint: Checkpoint) -> None:
     """Add a checkpoint; harmless when the same one is there. Raises CheckpointConflict, CheckpointUnknown (parent)."""
-    try:
-        with connection.transaction():
-            connection.execute(
-                "insert into checkpoints (checkpoint_id, kind, parent_id, digest, path, manifest, state) "
-                "values (%s, %s, %s, %s, %s, %s, %s) on conflict (checkpoint_id) do nothing",
-                (
-                    checkpoint.checkpoint_id,
-                    checkpoint.kind,
-                    checkpoint.parent_id,
-                    checkpoint.digest,
-                    checkpoint.path,
-                    Jsonb(checkpoint.manifest),
-                    checkpoint.state,
-                ),
-            )
-    except psycopg.errors.ForeignKeyViolation as error:
-        raise CheckpointUnknown(f"the parent {checkpoint.parent_id} is not registered") from error
+    base_id = checkpoint.checkpoint_id
+    if checkpoint.parent_id is not None:
+        parent = _find(connection, checkpoint.parent_id)
+        if parent is None:
+            raise CheckpointUnknown(f"the parent {checkpoint.parent_id} is not registered")
+        base_id = parent.base_id if checkpoint.kind == "adapter" else base_id
+    elif checkpoint.kind == "adapter":
+        raise CheckpointUnknown(f"the adapter {checkpoint.checkpoint_id} names no parent")
+    connection.execute(
+        "insert into checkpoints (checkpoint_id, kind, parent_id, base_id, digest, path, manifest, state) "
+        "values (%s, %s, %s, %s, %s, %s, %s, %s) on conflict (checkpoint_id) do nothing",
+        (
+            checkpoint.checkpoint_id,
+            checkpoint.kind,
+            checkpoint.parent_id,
+            base_id,
+            checkpoint.digest,
+            checkpoint.path,
+            Jsonb(checkpoint.manifest),
+            checkpoint.state,
+        ),
+    )
     stored = get_checkpoint(connection, checkpoint.checkpoint_id)
     if (stored.digest, stored.kind, stored.parent_id) != (checkpoint.digest, checkpoint.kind, checkpoint.parent_id):
         raise CheckpointConflict(f"{checkpoint.checkpoint_id} is registered with other weights or another parent")
@@ -99,10 +108,15 @@ def register_checkpoint(connection: Connection, checkpoint: Checkpoint) -> None:
 
 def get_checkpoint(connection: Connection, checkpoint_id: str) -> Checkpoint:
     """One checkpoint. Raises CheckpointUnknown."""
-    row = connection.execute("select * from checkpoints where checkpoint_id = %s", (checkpoint_id,)).fetchone()
-    if row is None:
+    found = _find(connection, checkpoint_id)
+    if found is None:
         raise CheckpointUnknown(f"no checkpoint is called {checkpoint_id}")
-    return Checkpoint(**row)
+    return found
+
+
+def _find(connection: Connection, checkpoint_id: str) -> Checkpoint | None:
+    row = connection.execute("select * from checkpoints where checkpoint_id = %s", (checkpoint_id,)).fetchone()
+    return None if row is None else Checkpoint(**row)
 
 
 def list_checkpoints(connection: Connection, state: str | None = None) -> list[Checkpoint]:
@@ -116,40 +130,43 @@ def list_checkpoints(connection: Connection, state: str | None = None) -> list[C
 
 
 def retire_checkpoint(connection: Connection, checkpoint_id: str) -> None:
-    """Take a checkpoint out of service: engines unload it. Raises CheckpointUnknown, or ExperimentConflict in use."""
+    """Take a checkpoint out of service, a model with all its adapters: engines unload it, a model's engine ends.
+
+    Raises CheckpointUnknown, or ExperimentConflict while an alias or a running experiment needs any of them.
+    """
     get_checkpoint(connection, checkpoint_id)
+    ids = [checkpoint_id] + [
+        row["checkpoint_id"]
+        for row in connection.execute("select checkpoint_id from checkpoints where base_id = %s", (checkpoint_id,))
+    ]
     used = connection.execute(
-        "select alias from aliases where checkpoint_id = %(id)s union "
-        "select alias from experiments where state = 'running' and %(id)s in (control_id, candidate_id)",
-        {"id": checkpoint_id},
+        "select alias from aliases where checkpoint_id = any(%(ids)s) union select alias from experiments "
+        "where state = 'running' and (control_id = any(%(ids)s) or candidate_id = any(%(ids)s))",
+        {"ids": ids},
     ).fetchall()
     if used:
         raise ExperimentConflict(f"{checkpoint_id} serves the alias {used[0]['alias']}; move that first")
-    connection.execute("update checkpoints set state = 'retired' where checkpoint_id = %s", (checkpoint_id,))
+    connection.execute("update checkpoints set state = 'retired' where checkpoint_id = any(%s)", (ids,))
 
 
-def root_base_of(checkpoints: dict[str, Checkpoint], checkpoint_id: str) -> str:
-    """The model under an adapter (or the model itself), following parents. Raises CheckpointUnknown."""
-    current = checkpoints.get(checkpoint_id)
-    while current is not None and current.kind == "adapter":
-        current = checkpoints.get(current.parent_id or "")
-    if current is None:
-        raise CheckpointUnknown(f"{checkpoint_id} does not lead to a registered model")
-    return current.checkpoint_id
-
-
-def live_replicas(connection: Connection, timeout_s: float = 15.0) -> list[str]:
-    """Ids of the engine replicas whose last heartbeat is at most timeout_s seconds old."""
+def live_replicas(connection: Connection, base_checkpoint_id: str, timeout_s: float = 15.0) -> list[str]:
+    """Ids of the engine replicas of this model whose last heartbeat is at most timeout_s seconds old."""
     rows = connection.execute(
-        "select replica_id from engine_replicas where heartbeat_at > now() - make_interval(secs => %s) order by 1",
-        (timeout_s,),
+        "select replica_id from engine_replicas where base_checkpoint_id = %s "
+        "and heartbeat_at > now() - make_interval(secs => %s) order by 1",
+        (base_checkpoint_id, timeout_s),
     )
     return [row["replica_id"] for row in rows]
 
 
+def replicas_for(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0) -> list[str]:
+    """Ids of the live engine replicas that should serve the checkpoint: those of the model under it."""
+    return live_replicas(connection, get_checkpoint(connection, checkpoint_id).base_id, timeout_s)
+
+
 def proofs(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0) -> list[ReplicaProof]:
     """What each replica, live or gone, found about the checkpoint; newest first."""
-    live = set(live_replicas(connection, timeout_s))
+    live = set(replicas_for(connection, checkpoint_id, timeout_s))
     rows = connection.execute(
         "select * from checkpoint_replicas where checkpoint_id = %s order by proven_at desc", (checkpoint_id,)
     )
@@ -159,7 +176,7 @@ def proofs(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0) 
 def require_proven(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0) -> None:
     """Raises CheckpointNotProven unless a replica lives and every live one has proven the checkpoint."""
     found = {proof.replica_id: proof for proof in proofs(connection, checkpoint_id, timeout_s) if proof.live}
-    replicas = live_replicas(connection, timeout_s)
+    replicas = replicas_for(connection, checkpoint_id, timeout_s)
     if not replicas:
         raise CheckpointNotProven(f"no engine replica is live, so none has proven {checkpoint_id}")
     for replica_id in replicas:
@@ -187,6 +204,58 @@ def move_alias(connection: Connection, alias: str, checkpoint_id: str, reason: s
     _point_alias(connection, alias, checkpoint_id, reason)
 
 
+def promote(connection: Connection, alias: str, checkpoint_id: str, reason: str, *, timeout_s: float = 15.0) -> None:
+    """Move the alias by hand. Raises ExperimentConflict while an experiment runs on it, and what move_alias raises."""
+    experiment = running_experiment(connection, alias)
+    if experiment is not None:
+        raise ExperimentConflict(f"experiment {experiment.experiment_id} runs on {alias}; it decides where that points")
+    move_alias(connection, alias, checkpoint_id, reason, timeout_s=timeout_s)
+
+
+def rollback(connection: Connection, alias: str, reason: str, *, timeout_s: float = 15.0) -> str:
+    """Point the alias back at what it named before its last move, and return that id; twice undoes itself.
+
+    Raises CheckpointUnknown when there was no move, and what promote raises.
+    """
+    resolve_alias(connection, alias)
+    row = connection.execute(
+        "select from_checkpoint_id from alias_moves where alias = %s order by move_id desc limit 1", (alias,)
+    ).fetchone()
+    if row is None or row["from_checkpoint_id"] is None:
+        raise CheckpointUnknown(f"{alias} has named one checkpoint only, so there is nothing to go back to")
+    promote(connection, alias, row["from_checkpoint_id"], reason, timeout_s=timeout_s)
+    return str(row["from_checkpoint_id"])
+
+
+def describe(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0) -> dict[str, Any]:
+    """All that is known of a checkpoint, for people: its row without canaries, aliases, and live replicas' proofs.
+
+    servable: every live replica has proven it; settled: every live replica has tried it. Raises CheckpointUnknown.
+    """
+    checkpoint = get_checkpoint(connection, checkpoint_id)
+    live = replicas_for(connection, checkpoint_id, timeout_s)
+    found = [proof for proof in proofs(connection, checkpoint_id, timeout_s) if proof.live]
+    aliases = connection.execute("select alias from aliases where checkpoint_id = %s order by 1", (checkpoint_id,))
+    lineage = {name: value for name, value in checkpoint.manifest.items() if name not in ("canaries", "history")}
+    return {
+        **checkpoint.model_dump(exclude={"manifest"}),
+        "aliases": [row["alias"] for row in aliases],
+        "manifest": lineage,
+        "live_replicas": len(live),
+        "settled": bool(live) and {proof.replica_id for proof in found} >= set(live),
+        "servable": bool(live) and {proof.replica_id for proof in found if proof.status == "proven"} >= set(live),
+        "proofs": [
+            {
+                "replica_id": proof.replica_id,
+                "status": proof.status,
+                "reason": proof.proof.get("reason", ""),
+                "sequences": proof.proof.get("sequences", []),
+            }
+            for proof in found
+        ],
+    }
+
+
 def _point_alias(connection: Connection, alias: str, checkpoint_id: str, reason: str) -> None:
     before = connection.execute("select checkpoint_id from aliases where alias = %s for update", (alias,)).fetchone()
     from_id = before["checkpoint_id"] if before else None
@@ -206,9 +275,10 @@ def _point_alias(connection: Connection, alias: str, checkpoint_id: str, reason:
 def ensure_base(connection: Connection, settings: ServingSettings) -> str:
     """Register the base model under `flash-base-<6 of digest>` and return that checkpoint id.
 
-    If the alias is new, or names a checkpoint on another base (the operator changed `settings.model`, so
-    nothing can serve that any more), it is pointed to the base. It needs no proof for that: gateways send
-    nothing to an engine that has not proven what it serves. Raises BaseNotPrepared without canaries.
+    A new alias is pointed to it. An alias that leads to the model that `settings.model` named before is pointed to
+    it too, and that model is retired with its adapters: the operator changed the setting. (A model that was added
+    to the registry and promoted stays where it is.) No proof is needed for that: gateways send nothing to an
+    engine that has not proven what it serves. Raises BaseNotPrepared without canaries.
     """
     from serving.canary import read_model_manifest
 
@@ -230,14 +300,21 @@ def ensure_base(connection: Connection, settings: ServingSettings) -> str:
             manifest=manifest,
         ),
     )
-    known = connection.execute("select checkpoint_id from aliases where alias = %s", (settings.alias,)).fetchone()
+    connection.execute("update checkpoints set state = 'active' where checkpoint_id = %s", (checkpoint_id,))
+    known = connection.execute(
+        "select base_id from aliases join checkpoints using (checkpoint_id) where alias = %s", (settings.alias,)
+    ).fetchone()
     if known is None:
         _point_alias(connection, settings.alias, checkpoint_id, "first start")
-    else:
-        checkpoints = {checkpoint.checkpoint_id: checkpoint for checkpoint in list_checkpoints(connection)}
-        if root_base_of(checkpoints, known["checkpoint_id"]) != checkpoint_id:
-            _point_alias(connection, settings.alias, checkpoint_id, "the base model was changed")
+    elif known["base_id"] != checkpoint_id and known["base_id"].startswith(f"{settings.alias}-base-"):
+        _point_alias(connection, settings.alias, checkpoint_id, "the base model was changed")
+        connection.execute("update checkpoints set state = 'retired' where base_id = %s", (known["base_id"],))
     return checkpoint_id
+
+
+def active_models(connection: Connection) -> list[Checkpoint]:
+    """The models that engines should run, oldest first."""
+    return [checkpoint for checkpoint in list_checkpoints(connection, "active") if checkpoint.kind == "model"]
 
 
 def start_experiment(

@@ -1,86 +1,21 @@
 """Reading a request's body: bounded, strictly JSON, with the known fields typed.
 
 Guarantees: what passes can be encoded as UTF-8 and stored in PostgreSQL (no lone surrogates, no NUL, no NaN
-or infinity), and a wrong type names its field. Fields that are not listed go to vLLM as they came, which
-checks them itself.
+or infinity), and a wrong type names its field.
 """
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from feedback.events import Tags
 from serving.errors import BodyTooLarge, InvalidRequest
 
-# OpenAI's fields that are this platform's business and not the engine's.
-NOT_FOR_THE_ENGINE = ("store", "metadata", "safety_identifier", "user", "checkpoints", "prompt_cache_key")
 _SCALARS = ("str", "int", "float", "bool")
 MAX_DEPTH = 64
-CONTENT_FIELDS = ("messages", "model", "stream", "stream_options", *NOT_FOR_THE_ENGINE)
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class StreamOptions(BaseModel):
-    """OpenAI's `stream_options`."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-
-    include_usage: bool = False
-
-
-class ChatRequest(BaseModel):
-    """The fields of a chat completion that are checked here; the rest is kept and goes to vLLM."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-
-    model: Name
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
-    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    n: Annotated[int, Field(ge=1, le=16)] | None = None
-    seed: Int64 | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    user: Name | None = None
-    safety_identifier: Name | None = None
-    metadata: Tags | None = None
-    store: bool | None = None
-
-    @property
-    def for_engine(self) -> dict[str, Any]:
-        """The body without what is not the engine's business, as the client sent it."""
-        sent = self.model_dump(exclude_unset=True)
-        return {name: value for name, value in sent.items() if name not in NOT_FOR_THE_ENGINE}
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Sampling parameters and other options, for the record; only numbers and switches without the content."""
-        sent = self.model_dump(exclude_unset=True)
-        if self.store is False:
-            sent = {name: value for name, value in sent.items() if isinstance(value, int | float)}
-        return {name: value for name, value in sent.items() if name not in CONTENT_FIELDS}
-
-
-class ComparisonRequest(ChatRequest):
-    """A chat request to be answered twice, side by side; `checkpoints` names two, else the alias decides."""
-
-    stream: Literal[False] | None = None
-    n: Literal[1] | None = None
-    checkpoints: Annotated[list[Name], Field(min_length=2, max_length=2)] | None = None
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -140,7 +75,7 @@ def invalid_field(error: ValidationError, *, skip: int = 0) -> InvalidRequest:
     if first["type"] == "extra_forbidden":
         return InvalidRequest(f"Unknown field: `{param}`.", param=param, code="unknown_parameter")
     named = f"Invalid `{param}`: " if param else ""
-    return InvalidRequest(f"{named}{first['msg']}.", param=param or None)
+    return InvalidRequest(f"{named}{first['msg'].removeprefix('Value error, ')}.", param=param or None)
 
 
 def _path(location: Sequence[int | str]) -> str:

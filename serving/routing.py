@@ -25,9 +25,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Route:
-    """Where one request goes, and why. propensity: probability of this checkpoint for the unit, or null."""
+    """Where one request goes, and why. propensity: probability of this checkpoint for the unit, or null.
+
+    base_id: the model whose engines serve the checkpoint.
+    """
 
     checkpoint_id: str
+    base_id: str
     alias: str | None = None
     pinned: bool = False
     experiment_id: str | None = None
@@ -37,31 +41,31 @@ class Route:
 
 @dataclass(frozen=True)
 class RoutingTable:
-    """One reading of the registry. servable: active and proven on every live replica."""
+    """One reading of the registry. servable: active and proven on every live replica of its model, which it names."""
 
     keys: dict[str, ApiKey] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     experiments: dict[str, Experiment] = field(default_factory=dict)
     active: dict[str, int] = field(default_factory=dict)  # checkpoint id → Unix time of its registration
-    servable: frozenset[str] = frozenset()
+    servable: dict[str, str] = field(default_factory=dict)  # checkpoint id → id of the model under it
 
     def route(self, model: str, unit: str) -> Route:
         """Where `unit`'s request for `model` goes. Raises NotFound (unknown name), Overloaded (not ready)."""
         if model in self.aliases:
             experiment = self._experiment(model)
             if experiment is None:
-                return Route(self._ready(self.aliases[model]), alias=model, unit=unit)
+                return Route(*self._ready(self.aliases[model]), alias=model, unit=unit)
             arm, propensity = assign(experiment.salt, unit, experiment.candidate_weight)
             checkpoint_id = experiment.candidate_id if arm == "candidate" else experiment.control_id
             return Route(
-                checkpoint_id,
+                *self._ready(checkpoint_id),
                 alias=model,
                 experiment_id=experiment.experiment_id,
                 unit=unit,
                 propensity=propensity,
             )
         if model in self.active:
-            return Route(self._ready(model), pinned=True, unit=unit)
+            return Route(*self._ready(model), pinned=True, unit=unit)
         raise NotFound(f"The model `{model}` does not exist.", param="model", code="model_not_found")
 
     def pair(self, model: str, unit: str) -> tuple[Route, Route]:
@@ -74,7 +78,7 @@ class RoutingTable:
             route = self.route(model, unit)
             return route, route
         first, second = (
-            Route(checkpoint_id, alias=model, experiment_id=experiment.experiment_id, unit=unit)
+            Route(*self._ready(checkpoint_id), alias=model, experiment_id=experiment.experiment_id, unit=unit)
             for checkpoint_id in (experiment.control_id, experiment.candidate_id)
         )
         return first, second
@@ -82,16 +86,17 @@ class RoutingTable:
     def _experiment(self, alias: str) -> Experiment | None:
         """The running experiment, if both its arms can be served; else the alias's own checkpoint answers."""
         experiment = self.experiments.get(alias)
-        if experiment is None or not {experiment.control_id, experiment.candidate_id} <= self.servable:
+        if experiment is None or not {experiment.control_id, experiment.candidate_id} <= self.servable.keys():
             return None
         return experiment
 
-    def _ready(self, checkpoint_id: str) -> str:
+    def _ready(self, checkpoint_id: str) -> tuple[str, str]:
+        """The checkpoint and the model under it."""
         if checkpoint_id not in self.servable:
             raise Overloaded(
                 f"No engine serves `{checkpoint_id}` at the moment.", code="model_not_ready", retry_after_s=2
             )
-        return checkpoint_id
+        return checkpoint_id, self.servable[checkpoint_id]
 
 
 def read_table(connection: Connection, replica_timeout_s: float) -> RoutingTable:
@@ -102,12 +107,13 @@ def read_table(connection: Connection, replica_timeout_s: float) -> RoutingTable
         "where state = 'active'"
     ).fetchall()
     servable = connection.execute(
-        "with live as (select replica_id from engine_replicas "
-        "              where heartbeat_at > now() - make_interval(secs => %s)) "
-        "select checkpoint_id from checkpoints "
-        "join checkpoint_replicas using (checkpoint_id) join live using (replica_id) "
-        "where state = 'active' and status = 'proven' "
-        "group by checkpoint_id having count(*) = (select count(*) from live)",
+        "select wanted.checkpoint_id, wanted.base_id from checkpoints wanted "
+        "join engine_replicas live on live.base_checkpoint_id = wanted.base_id "
+        "    and live.heartbeat_at > now() - make_interval(secs => %s) "
+        "left join checkpoint_replicas proof on proof.checkpoint_id = wanted.checkpoint_id "
+        "    and proof.replica_id = live.replica_id and proof.status = 'proven' "
+        "where wanted.state = 'active' "
+        "group by wanted.checkpoint_id, wanted.base_id having count(*) = count(proof.replica_id)",
         (replica_timeout_s,),
     ).fetchall()
     experiments = connection.execute("select * from experiments where state = 'running'").fetchall()
@@ -117,7 +123,7 @@ def read_table(connection: Connection, replica_timeout_s: float) -> RoutingTable
         aliases={row["alias"]: row["checkpoint_id"] for row in aliases},
         experiments={row["alias"]: Experiment(**row) for row in experiments},
         active={row["checkpoint_id"]: int(row["created"]) for row in active},
-        servable=frozenset(row["checkpoint_id"] for row in servable),
+        servable={row["checkpoint_id"]: row["base_id"] for row in servable},
     )
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class CanaryTolerance(BaseModel):
@@ -35,7 +35,14 @@ class ServingSettings(BaseModel):
     which is faster there. max_model_len: context in tokens. kv_cache_gib: cache of the CPU engine, GiB.
     max_num_seqs: sequences the engine works on at once. max_loras: adapters in one batch;
     max_cpu_loras: adapters kept in memory; lora_modules: the layers that an adapter may change.
-    engine_cpus: logical CPUs that an engine replica reserves in Ray.
+    extra_engine_arguments: further options of vLLM's own command line; by default those that tools need, with the
+    parser of the Hermes format (another family of models may need another).
+    max_models: whole models that have engines at once. engine_replicas, gateway_replicas: of each model, and of the
+    API; with the `_max` of either above it Ray Serve scales between the two, adding one for each
+    target_ongoing_requests under way.
+    engine_cpus, engine_gpus: logical CPUs and GPUs that an engine replica reserves in Ray; tensor_parallel_size:
+    GPUs that share one copy of the model; accelerator: the kind of GPU as Ray names it, such as H200, or empty;
+    gpu_memory_utilization: share (0 to 1) of a GPU's memory that an engine may take.
     request_timeout_s: longest answer. max_body_bytes: largest request; what it asks and what is answered
     must fit in one record of the log. max_concurrency: requests under way in one gateway; more are
     answered with 503. poll_interval_s: how old a key, alias or experiment may be in a gateway or engine.
@@ -59,9 +66,18 @@ class ServingSettings(BaseModel):
     max_cpu_loras: int = Field(default=16, ge=1)
     max_lora_rank: int = Field(default=16, ge=1)
     lora_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    extra_engine_arguments: tuple[str, ...] = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
     engine_replicas: int = Field(default=1, ge=1)
+    engine_replicas_max: int = Field(default=1, ge=1)
+    max_models: int = Field(default=2, ge=1)
     engine_cpus: float = Field(default=1, gt=0)
+    engine_gpus: float = Field(default=0, ge=0)
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    accelerator: str = ""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     gateway_replicas: int = Field(default=1, ge=1)
+    gateway_replicas_max: int = Field(default=1, ge=1)
+    target_ongoing_requests: float = Field(default=16, gt=0)
     request_timeout_s: float = Field(default=300, gt=0)
     max_body_bytes: int = Field(default=1 << 19, ge=1)
     max_concurrency: int = Field(default=256, ge=1)
@@ -71,3 +87,14 @@ class ServingSettings(BaseModel):
     start_timeout_s: float = Field(default=300, gt=0)
     canary_tolerance: CanaryTolerance = CanaryTolerance()
     ray_address: str = ""
+
+    @model_validator(mode="after")
+    def _gpus_fit(self) -> "ServingSettings":
+        if self.tensor_parallel_size > 1 and self.engine_gpus != self.tensor_parallel_size:
+            raise ValueError(
+                f"tensor_parallel_size {self.tensor_parallel_size} needs engine_gpus {self.tensor_parallel_size}: "
+                "an engine replica reserves the GPUs that share its model"
+            )
+        if self.accelerator and not self.engine_gpus:
+            raise ValueError("accelerator names a kind of GPU, and engine_gpus is 0")
+        return self

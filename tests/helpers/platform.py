@@ -23,6 +23,12 @@ from storage.postgres import Connection, connect
 from tests.helpers.servers import ROOT, free_port
 
 START_WITHIN_S = 280.0
+ASK: dict[str, Any] = {
+    "model": "flash",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 16,
+}
 _RUN = """
 import json, signal, sys, threading
 from pathlib import Path
@@ -33,9 +39,20 @@ from serving.settings import ServingSettings
 stop = threading.Event()
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stop.set())
+asked = threading.Event()
+signal.signal(signal.SIGHUP, lambda *_: asked.set())
 given = json.loads(sys.argv[1])
 settings, feedback = ServingSettings(**given["serving"]), FeedbackSettings(outbox=given["outbox"])
-run(settings, feedback, given["dsn"], stop, run_dir=Path(given["run"]))
+
+
+def redeploy():
+    if not asked.is_set():
+        return None
+    asked.clear()
+    return settings
+
+
+run(settings, feedback, given["dsn"], stop, run_dir=Path(given["run"]), redeploy=redeploy)
 """
 
 

@@ -19,6 +19,7 @@ from serving.recorder import Recorder
 from serving.registry import Experiment
 from serving.routing import RoutingTable
 from serving.settings import ServingSettings
+from telemetry.metrics import GatewayMetrics
 
 SECRET = "fw-test-secret"
 BASE = "flash-base-000000"
@@ -33,7 +34,7 @@ def build_table(**overrides: Any) -> RoutingTable:
         "keys": {digest_of(SECRET): key},
         "aliases": {"flash": BASE},
         "active": {BASE: 1, CANDIDATE: 2},
-        "servable": frozenset({BASE, CANDIDATE}),
+        "servable": {BASE: BASE, CANDIDATE: BASE},
     }
     return RoutingTable(**{**values, **overrides})
 
@@ -112,7 +113,7 @@ class ScriptedEngine:
     headers: list[dict[str, str]] = field(default_factory=list)
     calls: list[ScriptedCall] = field(default_factory=list)
 
-    def call(self, path: str, headers: list[tuple[str, str]], body: bytes) -> ScriptedCall:
+    def call(self, base_id: str, path: str, headers: list[tuple[str, str]], body: bytes) -> ScriptedCall:
         self.requests.append(json.loads(body))
         self.headers.append(dict(headers))
         call = ScriptedCall(self._answer(self.requests[-1], self.headers[-1]))
@@ -158,7 +159,9 @@ class Bench:
     settings: ServingSettings = field(default_factory=ServingSettings)
 
     def __post_init__(self) -> None:
-        self.gateway = Gateway(self.settings, self.engine, self.router, Recorder(self.outbox))
+        self.gateway = Gateway(
+            self.settings, self.engine, self.router, Recorder(self.outbox, GatewayMetrics("gateway-1"))
+        )
         self.app: FastAPI = build_app(self.gateway)
 
     def client(self, secret: str = SECRET) -> httpx.AsyncClient:

@@ -18,14 +18,18 @@ from serving.errors import (
 from serving.keys import check, create_key, load_keys, revoke_key
 from serving.registry import (
     Checkpoint,
+    active_models,
+    describe,
     get_checkpoint,
     list_checkpoints,
     live_replicas,
     move_alias,
+    promote,
     proofs,
     register_checkpoint,
     resolve_alias,
     retire_checkpoint,
+    rollback,
     running_experiment,
     start_experiment,
     stop_experiment,
@@ -113,7 +117,7 @@ async def start(dsn: str, engine: EngineTwin, replica_id: str = "engine-1") -> "
     for _ in range(100):
         await asyncio.sleep(0.05)
         with connect(dsn) as connection:
-            if replica_id in live_replicas(connection):
+            if replica_id in live_replicas(connection, "base"):
                 return task
     raise AssertionError("no heartbeat")
 
@@ -131,7 +135,7 @@ async def an_alias_moves_only_after_every_live_replica_has_proven_the_checkpoint
     tasks = [await start(dsn, EngineTwin()), await start(dsn, EngineTwin(deaf={"good"}), "engine-2")]
     with connect(dsn) as connection, pytest.raises(CheckpointNotProven, match="engine-2 refused"):
         move_alias(connection, "flash", "good", "a test")
-    assert table(dsn).servable == {"base"}
+    assert set(table(dsn).servable) == {"base"}
     await stop(tasks[1])
     with connect(dsn) as connection:
         connection.execute("delete from engine_replicas where replica_id = 'engine-2'")
@@ -140,7 +144,7 @@ async def an_alias_moves_only_after_every_live_replica_has_proven_the_checkpoint
         assert resolve_alias(connection, "flash") == "good"
         moves = connection.execute("select reason, to_checkpoint_id from alias_moves").fetchall()
     assert moves == [{"reason": "a test", "to_checkpoint_id": "good"}]
-    assert table(dsn).servable == {"base", "good"}
+    assert table(dsn).servable == {"base": "base", "good": "base"}
     await stop(tasks[0])
 
 
@@ -218,9 +222,9 @@ async def an_engine_that_fails_its_own_proof_never_becomes_live(dsn: str) -> Non
     with pytest.raises(EngineRefused, match="does not serve base"):
         await build_reconciler(dsn, EngineTwin(base_shift=1.0)).prove_base()
     with connect(dsn) as connection:
-        assert live_replicas(connection) == []
+        assert live_replicas(connection, "base") == []
         assert [one.status for one in proofs(connection, "base")] == ["refused"]
-    assert table(dsn).servable == frozenset()
+    assert table(dsn).servable == {}
 
 
 def a_checkpoint_id_means_one_content_for_ever(dsn: str) -> None:
@@ -284,3 +288,40 @@ def a_held_connection_is_opened_again_after_it_broke(dsn: str) -> None:
         held.run(backend)
     assert held.run(backend) != first
     held.close()
+
+
+async def a_model_of_its_own_is_served_by_its_own_engines_and_retires_with_its_adapters(dsn: str) -> None:
+    register(
+        dsn, build_checkpoint("other", kind="model", parent_id=None), build_checkpoint("foreign", parent_id="other")
+    )
+    task = await start(dsn, EngineTwin())
+    assert table(dsn).servable == {"base": "base"}  # the other model has no engine, and is in nobody's way
+    with connect(dsn) as connection:
+        assert get_checkpoint(connection, "foreign").base_id == "other"
+        assert [model.checkpoint_id for model in active_models(connection)] == ["base", "other"]
+        with pytest.raises(CheckpointNotProven, match="no engine replica is live"):
+            move_alias(connection, "flash", "foreign", "a test")
+        retire_checkpoint(connection, "other")
+        assert get_checkpoint(connection, "foreign").state == "retired"
+        assert [model.checkpoint_id for model in active_models(connection)] == ["base"]
+    await stop(task)
+
+
+async def a_rollback_goes_back_and_a_running_experiment_forbids_it(dsn: str) -> None:
+    register(dsn, build_checkpoint("good"))
+    task = await start(dsn, EngineTwin())
+    with connect(dsn, autocommit=True) as connection:
+        move_alias(connection, "flash", "base", "first")
+        with pytest.raises(CheckpointUnknown, match="nothing to go back to"):
+            rollback(connection, "flash", "a test")
+        promote(connection, "flash", "good", "better")
+        told = describe(connection, "good")
+        assert (told["servable"], told["settled"], told["aliases"], told["live_replicas"]) == (True, True, ["flash"], 1)
+        assert told["proofs"][0]["sequences"]
+        assert "canaries" not in told["manifest"]
+        assert rollback(connection, "flash", "worse") == "base"
+        assert rollback(connection, "flash", "not worse") == "good"
+        start_experiment(connection, alias="flash", control_id="base", candidate_id="good", candidate_weight=0.5)
+        with pytest.raises(ExperimentConflict, match="runs on flash"):
+            promote(connection, "flash", "base", "by hand")
+    await stop(task)

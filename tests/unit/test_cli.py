@@ -38,6 +38,7 @@ COMMANDS = (
     ("broker",),
     ("migrate",),
     ("topics",),
+    ("bench", "serving"),
     ("model", "prepare"),
     ("feedback", "audit"),
     ("key", "create"),

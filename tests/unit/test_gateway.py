@@ -315,7 +315,7 @@ async def a_request_over_the_bound_is_refused_at_once_and_slots_come_back() -> N
 
 
 async def the_gateway_is_not_ready_while_its_alias_can_not_be_served() -> None:
-    bench = Bench(router=StillRouter(build_table(servable=frozenset())))
+    bench = Bench(router=StillRouter(build_table(servable={})))
     async with bench.client() as client:
         assert (await client.get("/health/ready")).status_code == 503
         assert (await client.get("/health/live")).status_code == 200

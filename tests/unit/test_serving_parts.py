@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from serving.assignment import assign, point_of
 from serving.canary import judge_canaries
 from serving.capture import StreamCapture, capture_body
+from serving.dialects import CHAT, ChatRequest
 from serving.errors import InvalidRequest, MissingScope, NotFound, Overloaded, Unauthenticated
 from serving.haproxy_launcher import bind_locally, say_not_ready, without_splicing
-from serving.keys import ApiKey, bearer_secret, check, digest_of
-from serving.requests import ChatRequest, parse_model, parse_object
+from serving.keys import ApiKey, check, digest_of, sent_secret
+from serving.requests import parse_model, parse_object
 from serving.settings import CanaryTolerance
 from tests.helpers.serving import BASE, CANDIDATE, build_experiment, build_table
 
@@ -59,7 +60,7 @@ def stream_of(words: list[str], usage: bool = True) -> bytes:
 def a_stream_cut_at_any_byte_is_captured_alike(words: list[str], data: st.DataObject) -> None:
     whole = stream_of(words)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
-    capture = StreamCapture(hide_usage=False)
+    capture = StreamCapture(CHAT, hide_usage=False)
     pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
     assert b"".join(capture.feed(piece) for piece in pieces) + capture.flush() == whole
     captured = capture.result()
@@ -71,13 +72,13 @@ def a_stream_cut_at_any_byte_is_captured_alike(words: list[str], data: st.DataOb
 @given(st.lists(st.text(max_size=20), max_size=6))
 def a_usage_event_nobody_asked_for_is_hidden_and_nothing_else(words: list[str]) -> None:
     words = [*words, '"choices":[] "usage":{"a":1}']
-    capture = StreamCapture(hide_usage=True)
+    capture = StreamCapture(CHAT, hide_usage=True)
     assert capture.feed(stream_of(words)) == stream_of(words, usage=False)
     assert capture.result().completion_tokens == len(words)
 
 
 def a_stream_that_breaks_off_is_never_completed_and_its_usage_is_unknown() -> None:
-    capture = StreamCapture(hide_usage=True)
+    capture = StreamCapture(CHAT, hide_usage=True)
     capture.feed(stream_of(["a", "b"])[:70])
     captured = capture.result()
     assert captured.text == "a"
@@ -87,7 +88,7 @@ def a_stream_that_breaks_off_is_never_completed_and_its_usage_is_unknown() -> No
 
 
 def an_error_inside_a_stream_is_an_upstream_error() -> None:
-    capture = StreamCapture(hide_usage=True)
+    capture = StreamCapture(CHAT, hide_usage=True)
     capture.feed(b'data: {"error":{"message":"out of memory"}}\n\n')
     assert capture.result().error == "out of memory"
     assert capture.result().status() == "upstream_error"
@@ -95,7 +96,7 @@ def an_error_inside_a_stream_is_an_upstream_error() -> None:
 
 def an_answer_cut_by_its_length_says_so() -> None:
     body = {"choices": [{"message": {"content": "a"}, "finish_reason": "length"}]}
-    captured = capture_body(200, json.dumps(body).encode())
+    captured = capture_body(CHAT, json.dumps(body).encode())
     assert captured.status() == "length"
     assert captured.completion_tokens is None
 
@@ -108,10 +109,10 @@ def a_key_is_checked_by_its_digest_and_its_scopes() -> None:
         check(keys, "fw-secret", "admin")
     with pytest.raises(Unauthenticated):
         check(keys, "fw-other", "inference")
-    assert bearer_secret("bearer fw-secret") == "fw-secret"
+    assert sent_secret("bearer fw-secret") == "fw-secret"
     for wrong in (None, "", "fw-secret", "Basic fw-secret", "Bearer "):
         with pytest.raises(Unauthenticated):
-            bearer_secret(wrong)
+            sent_secret(wrong)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def an_engine_that_computes_nonsense_is_refused() -> None:
 
 
 def an_unproven_checkpoint_gets_no_traffic() -> None:
-    table = build_table(servable=frozenset({BASE}), experiments={"flash": build_experiment()})
+    table = build_table(servable={BASE: BASE}, experiments={"flash": build_experiment()})
     with pytest.raises(Overloaded):
         table.route(CANDIDATE, "u")
     routes = [table.route("flash", f"u{number}") for number in range(100)]

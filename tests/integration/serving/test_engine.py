@@ -1,11 +1,7 @@
-"""Laws of serving on real parts: one Ray, HAProxy, gateway and vLLM engine for the whole module.
-
-The last test stops it, so the order in this file matters.
-"""
+"""Laws of answers and checkpoints on the real engine."""
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +19,10 @@ from serving.registry import (
     stop_experiment,
 )
 from tests.helpers.adapters import build_adapter
-from tests.helpers.platform import Platform
-from tests.helpers.servers import Postgres
+from tests.helpers.platform import ASK, Platform
 
 pytestmark = [pytest.mark.real, pytest.mark.engine]
 
-ASK: dict[str, Any] = {
-    "model": "flash",
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    "temperature": 0,
-    "max_tokens": 16,
-}
 BAD_MESSAGES: list[Any] = [
     [{"role": "user"}],
     [{"role": "nobody", "content": "x"}],
@@ -71,20 +60,6 @@ BAD_FIELDS: list[dict[str, Any]] = [
     {"kv_transfer_params": 3},
     {"repetition_penalty": -1},
 ]
-
-
-@pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, base_model: Path) -> Iterator[Platform]:
-    """The platform of this module, started once (about 40 s)."""
-    running = Platform.start(tmp_path_factory.mktemp("serving"), postgres.new_database(), model=base_model)
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="module")
-def base_id(platform: Platform) -> str:
-    with platform.database() as connection:
-        return resolve_alias(connection, "flash")
 
 
 @pytest.fixture(scope="module")
@@ -279,26 +254,3 @@ def every_listener_is_on_loopback(platform: Platform) -> None:
         if connection.status == "LISTEN" and connection.laddr.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
     ]
     assert not open_to_all
-
-
-def a_stop_lets_streams_end_and_leaves_nothing_behind(platform: Platform) -> None:
-    family = platform.family()
-    with platform.client() as client:
-        long = {**ASK, "stream": True, "max_tokens": 40, "ignore_eos": True}
-        with client.stream("POST", "/v1/chat/completions", json=long) as answer:
-            lines = answer.iter_lines()
-            first = next(lines)
-            stopping = threading.Thread(target=platform.stop)
-            stopping.start()
-            text = "\n".join([first, *lines])
-        assert text.rstrip().endswith("data: [DONE]")
-    stopping.join(100)
-    assert platform.process.returncode == 0, platform.log[-3000:]
-    deadline = time.monotonic() + 10
-    while left := [process.name() for process in family if process.is_running()]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
-    left_behind = [path.name for path in platform.temporary.iterdir()]
-    assert [name for name in left_behind if not name.startswith("torchinductor_")] == []  # a cache is meant to stay
-    assert not (platform.home / "run" / "ray_address").exists()
-    assert "0 dropped" in platform.log

@@ -1,0 +1,57 @@
+"""Commands that measure: `flywheel bench …`. Each prints JSON with --json and compares in one run."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from flywheel.cli_parts import settings_of
+
+bench_app = typer.Typer(help="Measure this platform against its peers.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command group on `app`."""
+    app.add_typer(bench_app, name="bench")
+
+
+@bench_app.command("serving")
+def bench_serving(
+    context: typer.Context,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; their medians are shown.")] = 5,
+    peer: Annotated[list[str] | None, typer.Option(help="vllm, ray_serve_llm. Repeatable; both by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a script.")] = False,
+) -> None:
+    """Streaming speed beside vLLM's own server and Ray Serve LLM, same engine arguments, same load, one run."""
+    from rich.console import Console
+
+    from flywheel.bench import OURS, PEERS, run
+
+    peers = tuple(peer or PEERS)
+    unknown = sorted(set(peers) - set(PEERS))
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: peers are {', '.join(PEERS)}")
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not console.is_terminal:
+                console.print(text)
+
+        report = run(settings_of(context), rounds=rounds, peers=peers, say=say)
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    from flywheel.terminal import print_fields, print_rows
+
+    rows = [
+        {"server": name, "at once": count, **figures}
+        for name, by_count in report["servers"].items()
+        for count, figures in by_count.items()
+    ]
+    print_rows("Streaming, 96 new tokens", rows)
+    print_fields(
+        f"{OURS} against its peers",
+        {name: value for name, value in report.items() if "_vs_" in name or "ratio" in name or "added" in name},
+    )

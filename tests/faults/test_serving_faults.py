@@ -1,0 +1,202 @@
+"""Faults of serving on real parts and a tiny model: killed engines, clients that leave, swaps and redeploys."""
+
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from flywheel.model import prepare_base_model
+from flywheel.settings import load_settings
+from serving.errors import CheckpointNotProven
+from serving.registry import Checkpoint, move_alias, register_checkpoint, resolve_alias
+from tests.helpers.adapters import build_adapter
+from tests.helpers.platform import Platform
+from tests.helpers.servers import Postgres
+from tests.helpers.tiny_model import build_tiny_model
+
+pytestmark = [pytest.mark.real, pytest.mark.engine]
+
+LONG: dict[str, Any] = {
+    "model": "flash",
+    "messages": [{"role": "user", "content": "Tell me all."}],
+    "max_tokens": 400,
+    "ignore_eos": True,
+    "stream": True,
+}
+SWAPS = 10
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny = build_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+    return prepare_base_model(load_settings(serving={"model": str(tiny)}), lambda text: None)
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, model: Path) -> Iterator[Platform]:
+    home = tmp_path_factory.mktemp("faults")
+    running = Platform.start(home, postgres.new_database(), model=model, max_model_len=1024)
+    yield running
+    running.stop()
+
+
+def wait_for(condition: Callable[[], bool], within_s: float, what: str) -> float:
+    """Seconds that it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within_s, what
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def running_in_the_engine(platform: Platform) -> int:
+    with platform.client() as client:
+        found = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    assert found
+    return int(sum(float(value) for value in found))
+
+
+def is_ready(platform: Platform) -> bool:
+    try:
+        return httpx.get(f"{platform.url}/health/ready", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def a_client_that_leaves_in_mid_stream_frees_the_engine_within_a_second(platform: Platform) -> None:
+    with platform.client() as client, client.stream("POST", "/v1/chat/completions", json=LONG) as answer:
+        for _, _line in zip(range(6), answer.iter_lines(), strict=False):
+            pass
+        assert running_in_the_engine(platform) == 1
+    took = wait_for(lambda: running_in_the_engine(platform) == 0, 5, "the engine still works for nobody")
+    assert took < 1.0
+
+
+def a_client_that_leaves_during_the_prefill_frees_the_engine_within_a_second(platform: Platform) -> None:
+    prompt = {**LONG, "messages": [{"role": "user", "content": "word " * 150}]}
+    with pytest.raises(httpx.TimeoutException), platform.client() as client:
+        client.post("/v1/chat/completions", json={**prompt, "stream": False}, timeout=0.05)
+    took = wait_for(lambda: running_in_the_engine(platform) == 0, 5, "the engine still works for nobody")
+    assert took < 1.0
+
+
+def a_swap_of_adapters_under_load_fails_no_request_and_mixes_no_answer(platform: Platform, model: Path) -> None:
+    with platform.database() as connection:
+        base_id = resolve_alias(connection, "flash")
+        adapters = [
+            build_adapter(model, platform.home / "adapters", parent_id=base_id, name=f"flash-r000{number}", seed=number)
+            for number in (1, 2)
+        ]
+        for adapter in adapters:
+            register_checkpoint(connection, adapter)
+    with Load(platform) as (served, failures):
+        swap(platform, [*adapters, None], base_id, served, failures)
+    assert not failures
+    assert len(set(served)) == 3
+
+
+def swap(
+    platform: Platform, targets: list[Checkpoint | None], base_id: str, served: list[str], failures: list[str]
+) -> None:
+    """Move the alias SWAPS times, each time until somebody was served by where it points."""
+    for number in range(SWAPS):
+        chosen = targets[number % len(targets)]
+        target = chosen.checkpoint_id if chosen else base_id
+        wait_for(lambda name=target: moved(platform, name), 60, f"{target} is not proven")
+        seen = len(served)
+        wait_for(lambda name=target, at=seen: name in served[at:], 60, f"nobody got {target}: {failures}")
+
+
+def moved(platform: Platform, target: str) -> bool:
+    """Whether the alias could be pointed there; not while an engine has yet to prove it."""
+    try:
+        with platform.database() as connection:
+            move_alias(connection, "flash", target, "a test")
+    except CheckpointNotProven:
+        return False
+    return True
+
+
+class Load:
+    """Three users who stream without a pause; `(served checkpoint ids, failures)`."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._stop = threading.Event()
+        self.served: list[str] = []
+        self.failures: list[str] = []
+        self._threads = [threading.Thread(target=self._chat, args=(number,), daemon=True) for number in range(3)]
+
+    def __enter__(self) -> tuple[list[str], list[str]]:
+        for thread in self._threads:
+            thread.start()
+        return self.served, self.failures
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _chat(self, number: int) -> None:
+        body = {**LONG, "max_tokens": 40, "user": f"u{number}"}
+        with self._platform.client() as client:
+            while not self._stop.is_set():
+                try:
+                    answer = client.post("/v1/chat/completions", json=body)
+                except httpx.TransportError as error:
+                    self.failures.append(repr(error))
+                    continue
+                checkpoint_id = answer.headers.get("x-flywheel-checkpoint", "")
+                models = set(re.findall(r'"model":"([^"]+)"', answer.text))
+                if answer.status_code != 200 or '"error"' in answer.text or not answer.text.endswith("[DONE]\n\n"):
+                    self.failures.append(f"{answer.status_code} {answer.text[-300:]}")
+                elif models != {checkpoint_id}:
+                    self.failures.append(f"mixed: {models} under {checkpoint_id}")
+                else:
+                    self.served.append(checkpoint_id)
+
+
+def a_redeploy_under_load_fails_no_request(platform: Platform) -> None:
+    before = {process.pid for process in engines_of(platform)}
+    with Load(platform) as (served, failures):
+        wait_for(lambda: len(served) > 3, 60, f"no load: {failures}")
+        platform.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: bool(now := {p.pid for p in engines_of(platform)}) and not now & before, 240, "not replaced")
+        seen = len(served)
+        wait_for(lambda: len(served) > seen + 3, 60, f"no answers after the redeploy: {failures}")
+    assert not failures
+
+
+def engines_of(platform: Platform) -> list[psutil.Process]:
+    return [process for process in platform.family() if process.is_running() and "EngineCore" in process.name()]
+
+
+def an_engine_killed_while_it_streams_is_told_recorded_and_comes_back(platform: Platform) -> None:
+    with platform.client() as client, client.stream("POST", "/v1/chat/completions", json=LONG) as answer:
+        response_id = answer.headers["x-flywheel-response-id"]
+        lines = answer.iter_lines()
+        for _, _line in zip(range(6), lines, strict=False):
+            pass
+        [engine] = engines_of(platform)
+        engine.kill()
+        text = "\n".join(lines)
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert set(events[-1]["error"]) == {"message", "type", "param", "code"}
+    record = platform.wait_for_interaction(response_id)
+    assert record.status == "upstream_error"
+    assert record.text
+    wait_for(lambda: not is_ready(platform), 30, "it says that it is ready without an engine")
+    with platform.client() as client:
+        refused = client.post("/v1/chat/completions", json={**LONG, "stream": False, "max_tokens": 4})
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    wait_for(lambda: is_ready(platform), 200, "the engine did not come back")
+    with platform.client() as client:
+        assert client.post("/v1/chat/completions", json={**LONG, "stream": False, "max_tokens": 4}).status_code == 200
