@@ -5,10 +5,10 @@ SEED ?= 1
 UPGRADE ?=
 BIN := .venv/bin
 
-.PHONY: help setup demo test check types units lock clean
+.PHONY: help setup demo test test-long check types units lock clean
 
 help: ## Show this.
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
 setup: ## Make .venv with all pinned packages (minutes once, then nothing).
 	@$(PYTHON) requirements/install.py
@@ -18,6 +18,9 @@ demo: setup ## Turn the wheel once with simulated raters and report. RATERS=conc
 
 test: setup ## Run every test, on the real parts.
 	@$(BIN)/python -m pytest
+
+test-long: setup ## The laws that take minutes each.
+	@$(BIN)/python -m pytest -m long -s
 
 check: setup ## The fast loop: format, lint, types, unit tests.
 	@$(BIN)/ruff format --check .

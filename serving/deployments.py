@@ -90,7 +90,7 @@ class RayEngines:
         handle = self._handles.get(base_id)
         if handle is None:
             handle = serve.get_deployment_handle(ENGINE, app_name=engine_application_name(base_id))
-            self._handles[base_id] = handle = handle.options(method_name="call", stream=True)
+            self._handles[base_id] = handle = handle.options(method_name="call", stream=True, _by_reference=False)
         return RayCall(handle.remote(path, headers, body))
 
 

@@ -242,8 +242,10 @@ class Exchange:
         return error
 
 
-async def ask_engine(engine: EngineClient, base_id: str, path: str, content: dict[str, Any], timeout_s: float) -> bytes:
-    """POST `content` to the engine and return its whole answer.
+async def ask_engine(
+    engine: EngineClient, base_id: str, path: str, content: dict[str, Any] | None, timeout_s: float
+) -> bytes:
+    """POST `content` to the engine (GET without any) and return its whole answer.
 
     Raises InvalidRequest for the engine's 4xx, Overloaded, UpstreamError, RequestTimeout.
     """

@@ -45,8 +45,12 @@ UTILITIES = (
     "/tokenize",
     "/detokenize",
     "/v1/messages/count_tokens",
+    "/v1/messages/render",
     "/v1/chat/completions/render",
+    "/v1/chat/completions/derender",
     "/v1/completions/render",
+    "/v1/completions/derender",
+    "/generative_scoring",
 )
 
 Endpoint = Callable[[Request, str], Awaitable[Response]]

@@ -4,8 +4,7 @@ import json
 import re
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from flywheel.settings import load_settings
 from serving.errors import CheckpointNotProven
 from serving.registry import Checkpoint, move_alias, register_checkpoint, resolve_alias
 from tests.helpers.adapters import build_adapter
-from tests.helpers.platform import Platform
+from tests.helpers.platform import Platform, wait_for
 from tests.helpers.servers import Postgres
 from tests.helpers.tiny_model import build_tiny_model
 
@@ -46,46 +45,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, model
     running = Platform.start(home, postgres.new_database(), model=model, max_model_len=1024)
     yield running
     running.stop()
-
-
-def wait_for(condition: Callable[[], bool], within_s: float, what: str) -> float:
-    """Seconds that it took."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < within_s, what
-        time.sleep(0.05)
-    return time.monotonic() - began
-
-
-def running_in_the_engine(platform: Platform) -> int:
-    with platform.client() as client:
-        found = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", client.get("/metrics").text, re.MULTILINE)
-    assert found
-    return int(sum(float(value) for value in found))
-
-
-def is_ready(platform: Platform) -> bool:
-    try:
-        return httpx.get(f"{platform.url}/health/ready", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def a_client_that_leaves_in_mid_stream_frees_the_engine_within_a_second(platform: Platform) -> None:
-    with platform.client() as client, client.stream("POST", "/v1/chat/completions", json=LONG) as answer:
-        for _, _line in zip(range(6), answer.iter_lines(), strict=False):
-            pass
-        assert running_in_the_engine(platform) == 1
-    took = wait_for(lambda: running_in_the_engine(platform) == 0, 5, "the engine still works for nobody")
-    assert took < 1.0
-
-
-def a_client_that_leaves_during_the_prefill_frees_the_engine_within_a_second(platform: Platform) -> None:
-    prompt = {**LONG, "messages": [{"role": "user", "content": "word " * 150}]}
-    with pytest.raises(httpx.TimeoutException), platform.client() as client:
-        client.post("/v1/chat/completions", json={**prompt, "stream": False}, timeout=0.05)
-    took = wait_for(lambda: running_in_the_engine(platform) == 0, 5, "the engine still works for nobody")
-    assert took < 1.0
 
 
 def a_swap_of_adapters_under_load_fails_no_request_and_mixes_no_answer(platform: Platform, model: Path) -> None:
@@ -193,10 +152,10 @@ def an_engine_killed_while_it_streams_is_told_recorded_and_comes_back(platform: 
     record = platform.wait_for_interaction(response_id)
     assert record.status == "upstream_error"
     assert record.text
-    wait_for(lambda: not is_ready(platform), 30, "it says that it is ready without an engine")
+    wait_for(lambda: not platform.is_ready(), 30, "it says that it is ready without an engine")
     with platform.client() as client:
         refused = client.post("/v1/chat/completions", json={**LONG, "stream": False, "max_tokens": 4})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-    wait_for(lambda: is_ready(platform), 200, "the engine did not come back")
+    wait_for(lambda: platform.is_ready(), 200, "the engine did not come back")
     with platform.client() as client:
         assert client.post("/v1/chat/completions", json={**LONG, "stream": False, "max_tokens": 4}).status_code == 200

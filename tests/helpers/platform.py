@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,15 @@ run(settings, feedback, given["dsn"], stop, run_dir=Path(given["run"]), redeploy
 """
 
 
+def wait_for(condition: Callable[[], bool], within_s: float, what: str) -> float:
+    """Seconds that it took. Fails saying `what` when it did not happen."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within_s, what
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
 @dataclass
 class Platform:
     """A running serving process. `home` holds its outbox, its log and its temporary files."""
@@ -70,6 +81,17 @@ class Platform:
     @classmethod
     def start(cls, home: Path, dsn: str, **serving: Any) -> "Platform":
         """Start and wait until it is ready."""
+        platform = cls.launch(home, dsn, **serving)
+        try:
+            platform.wait_until_ready()
+        except AssertionError:
+            platform.stop()
+            raise
+        return platform
+
+    @classmethod
+    def launch(cls, home: Path, dsn: str, **serving: Any) -> "Platform":
+        """Start and wait for nothing."""
         settings = ServingSettings(port=free_port(), **serving)
         with connect(dsn) as connection:
             _, secret = create_key(connection, "test", SCOPES)
@@ -88,13 +110,7 @@ class Platform:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        platform = cls(home, dsn, settings, secret, process, temporary)
-        try:
-            platform.wait_until_ready()
-        except AssertionError:
-            platform.stop()
-            raise
-        return platform
+        return cls(home, dsn, settings, secret, process, temporary)
 
     @property
     def url(self) -> str:
@@ -106,21 +122,29 @@ class Platform:
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_WITHIN_S
-        while True:
+        while not self.is_ready():
             assert self.process.poll() is None, f"serving ended at its start:\n{self.log[-3000:]}"
             assert time.monotonic() < deadline, f"serving is not ready:\n{self.log[-3000:]}"
-            try:
-                if httpx.get(f"{self.url}/health/ready", timeout=5).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
             time.sleep(0.5)
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health/ready", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {self.secret}"}, timeout=120)
 
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.secret, timeout=120, max_retries=0)
+
+    def running_in_the_engine(self) -> int:
+        """Requests that the engine works on, as it says itself."""
+        with self.client() as client:
+            found = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+        assert found
+        return int(sum(float(value) for value in found))
 
     def database(self) -> Connection:
         return connect(self.dsn, autocommit=True)
