@@ -11,6 +11,7 @@ from typing import Any
 
 from feedback.preferences import count_decided
 from rounds.experiments import evidence_path, tally
+from rounds.settings import ExperimentSettings
 from rounds.states import FIRST, TERMINAL
 from rounds.store import Round, list_rounds, transitions
 from storage.postgres import connect
@@ -76,10 +77,12 @@ class Wheel:
             row = connection.execute(
                 "select report from experiments where experiment_id = %s", (context["experiment_id"],)
             ).fetchone()
-            settings = ((row or {}).get("report") or {}).get("settings", {})
-            per_rater = settings.get("maximum_votes_per_rater", 5)
-            votes = tally(connection, context["experiment_id"], context["checkpoint_id"], per_rater)
-        return evidence_path(votes.outcomes, settings.get("alpha", 0.05))
+            report = row["report"] if row and row["report"] else {}
+            settings = ExperimentSettings(**report.get("settings", {}))
+            votes = tally(
+                connection, context["experiment_id"], context["checkpoint_id"], settings.maximum_votes_per_rater
+            )
+        return evidence_path(votes.outcomes, settings.alpha)
 
     @asynccontextmanager
     async def watching(self, every_s: float = 1.0) -> AsyncIterator[Watch]:

@@ -6,7 +6,7 @@ A step returns an Outcome, or None when it has to wait.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,11 +194,10 @@ def registration(bench: Workbench, round_: Round) -> Outcome | None:
     bench.connection.commit()
     proofs = registry.proofs(bench.connection, checkpoint_id)
     report = {"proofs": [{"replica_id": proof.replica_id, "status": proof.status, **proof.proof} for proof in proofs]}
-    refused = [proof for proof in proofs if proof.status == "refused"]
-    if refused:
+    refusal = _refusal(checkpoint_id, proofs)
+    if refusal:
         registry.retire_checkpoint(bench.connection, checkpoint_id)
-        why = refused[0].proof.get("reason", "its canaries differ")
-        return Outcome("rejected", f"replica {refused[0].replica_id} refused {checkpoint_id}: {why}", report)
+        return Outcome("rejected", refusal, report)
     live = set(registry.replicas_for(bench.connection, checkpoint_id))
     if not live or live - {proof.replica_id for proof in proofs}:
         return None
@@ -227,14 +226,11 @@ def experiment(bench: Workbench, round_: Round) -> Outcome | None:
     if row.state != "running":  # decided before a kill, or stopped by hand
         state = "promoted" if row.state == "promoted" else "rejected"
         return Outcome(state, f"experiment {experiment_id} ended as {row.state}", row.report or {})
-    refused = [
-        proof for proof in registry.proofs(bench.connection, checkpoint_id) if proof.live and proof.status == "refused"
-    ]
-    if refused:
-        why = f"replica {refused[0].replica_id} refused {checkpoint_id}: {refused[0].proof.get('reason', '')}"
-        registry.stop_experiment(bench.connection, experiment_id, "rejected", {"reason": why})
+    refusal = _refusal(checkpoint_id, [p for p in registry.proofs(bench.connection, checkpoint_id) if p.live])
+    if refusal:
+        registry.stop_experiment(bench.connection, experiment_id, "rejected", {"reason": refusal})
         registry.retire_checkpoint(bench.connection, checkpoint_id)
-        return Outcome("rejected", why)
+        return Outcome("rejected", refusal)
     settings = bench.rounds.experiment
     votes = tally(bench.connection, experiment_id, checkpoint_id, settings.maximum_votes_per_rater)
     decision = decide(votes, settings)
@@ -261,6 +257,15 @@ STEPS: dict[str, Callable[[Workbench, Round], Outcome | None]] = {
     "registration": registration,
     "experiment": experiment,
 }
+
+
+def _refusal(checkpoint_id: str, proofs: Sequence[registry.ReplicaProof]) -> str:
+    """What the first replica that refused the checkpoint says; empty when none did."""
+    for proof in proofs:
+        if proof.status == "refused":
+            why = proof.proof.get("reason", "its canaries differ")
+            return f"replica {proof.replica_id} refused {checkpoint_id}: {why}"
+    return ""
 
 
 def _is_overdue(connection: Connection, experiment_id: str, days: float) -> bool:
