@@ -4,8 +4,8 @@ The registry is the desired state: every active adapter on this replica's base i
 checkpoint id and proven by its canaries; retired ones are unloaded. Each (checkpoint, replica) is tried
 once: its id never gets other content, so a refusal stands until a new replica tries again.
 Guarantees: nothing is marked proven that did not pass; the heartbeat begins with `run`, so a caller that
-awaits `reconcile` first is not counted before it has tried every active adapter. Database trouble delays
-the loop and stops nothing.
+awaits `reconcile` first is not counted before it has tried every active adapter; it ends with the engine, so
+gateways send nothing to a dead one. Database trouble delays the loop and stops nothing.
 """
 
 import asyncio
@@ -30,7 +30,9 @@ CanaryVerdict = tuple[bool, dict[str, object]]
 
 
 class AdapterEngine(Protocol):
-    """The part of an engine that reconciliation needs."""
+    """The part of an engine that reconciliation needs. alive: false once it can't answer any more."""
+
+    alive: bool
 
     async def load_adapter(self, checkpoint_id: str, path: str) -> None:
         """Load a LoRA adapter. Raises EngineRefused."""
@@ -114,11 +116,7 @@ class Reconciler:
 
     def leave(self) -> None:
         """Take this replica out of the list of live ones. Call after `run` has ended."""
-        self._pulse.run(
-            lambda connection: connection.execute(
-                "delete from engine_replicas where replica_id = %s", (self._replica_id,)
-            )
-        )
+        self._pulse.run(self._withdraw)
         self._pulse.close()
         self._database.close()
 
@@ -168,14 +166,17 @@ class Reconciler:
         self._database.run(write)
 
     def _heartbeat(self) -> None:
-        def write(connection: Connection) -> None:
-            connection.execute(
-                "insert into engine_replicas (replica_id, base_checkpoint_id) values (%s, %s) "
-                "on conflict (replica_id) do update set heartbeat_at = now()",
-                (self._replica_id, self._base_id),
-            )
+        self._pulse.run(self._announce if self._engine.alive else self._withdraw)
 
-        self._pulse.run(write)
+    def _announce(self, connection: Connection) -> None:
+        connection.execute(
+            "insert into engine_replicas (replica_id, base_checkpoint_id) values (%s, %s) "
+            "on conflict (replica_id) do update set heartbeat_at = now()",
+            (self._replica_id, self._base_id),
+        )
+
+    def _withdraw(self, connection: Connection) -> None:
+        connection.execute("delete from engine_replicas where replica_id = %s", (self._replica_id,))
 
 
 async def _for_ever(work: Callable[[], Awaitable[None]], interval_s: float) -> None:

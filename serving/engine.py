@@ -85,6 +85,11 @@ class VllmEngine:
 
         return list(await asyncio.gather(*(one(ids) for ids in token_ids)))
 
+    @property
+    def alive(self) -> bool:
+        """False once the engine's process is gone."""
+        return not self._engine.errored
+
     async def check_health(self) -> None:
         """Raises vLLM's EngineDeadError when the engine's process is gone."""
         await self._engine.check_health()

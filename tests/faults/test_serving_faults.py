@@ -152,7 +152,7 @@ def an_engine_killed_while_it_streams_is_told_recorded_and_comes_back(platform: 
     record = platform.wait_for_interaction(response_id)
     assert record.status == "upstream_error"
     assert record.text
-    wait_for(lambda: not platform.is_ready(), 30, "it says that it is ready without an engine")
+    wait_for(lambda: not platform.is_ready(), 5, "it says that it is ready without an engine")
     with platform.client() as client:
         refused = client.post("/v1/chat/completions", json={**LONG, "stream": False, "max_tokens": 4})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")

@@ -80,6 +80,7 @@ class EngineTwin:
     broken: set[str] = field(default_factory=set)
     loaded: list[str] = field(default_factory=list)
     base_shift: float = 0.0
+    alive: bool = True
 
     async def load_adapter(self, checkpoint_id: str, path: str) -> None:
         if checkpoint_id in self.broken:
@@ -215,6 +216,20 @@ async def a_proof_that_could_not_be_written_is_written_later(dsn: str) -> None:
     assert engine.loaded == ["good"]
     with connect(dsn) as connection:
         assert [one.status for one in proofs(connection, "good")] == ["proven"]
+
+
+async def an_engine_that_dies_is_sent_nothing_from_its_next_heartbeat_on(dsn: str) -> None:
+    register(dsn)
+    engine = EngineTwin()
+    task = await start(dsn, engine)
+    assert set(table(dsn).servable) == {"base"}
+    engine.alive = False
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        if not table(dsn).servable:
+            break
+    assert table(dsn).servable == {}
+    await stop(task)
 
 
 async def an_engine_that_fails_its_own_proof_never_becomes_live(dsn: str) -> None:
