@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
+from serving.errors import UpstreamError
+
 Head = tuple[int, list[tuple[str, str]]]
 
 
@@ -18,7 +20,7 @@ async def call_asgi(
 ) -> AsyncIterator[Head | bytes]:
     """First (status, headers), then the body in pieces of at least one byte.
 
-    Raises what the application raises.
+    Raises UpstreamError when the application fails.
     """
     waiting: deque[Head | bytes] = deque()
     news = asyncio.Event()
@@ -50,7 +52,9 @@ async def call_asgi(
             while waiting:
                 yield _take(waiting)
             if finished:
-                task.result()
+                fault = task.exception()
+                if fault is not None:
+                    raise UpstreamError("The engine failed while it worked on this request.") from fault
                 return
     finally:
         if not task.done():

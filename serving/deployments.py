@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import grpc
 import ray.exceptions
 from ray import serve
 from ray.serve.exceptions import RayServeException
@@ -35,6 +36,7 @@ from telemetry.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 
 ENGINE = "engine"
+_STOPPED = "The engine stopped while it worked on this request."
 _QUIET = {"enable_access_log": False}
 
 
@@ -55,7 +57,10 @@ def listen_locally() -> None:
 
 
 class RayCall:
-    """A running call of an engine replica."""
+    """A running call of an engine replica.
+
+    By value: the replica's own gRPC server sends each piece, where Ray's object store would take several messages.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -67,11 +72,16 @@ class RayCall:
     async def __anext__(self) -> Head | bytes:
         try:
             return await anext(self._stream)
-        except (ray.exceptions.RayError, RayServeException) as error:
+        except (ray.exceptions.RayError, RayServeException, grpc.aio.AioRpcError) as error:
             if self._cancelled:
                 raise StopAsyncIteration from error
             log.warning("the engine failed: %s", error)
-            raise UpstreamError("The engine stopped while it worked on this request.") from error
+            raise UpstreamError(_STOPPED) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if self._cancelled or (task is not None and task.cancelling()):
+                raise
+            raise UpstreamError(_STOPPED) from error  # the replica's task was cancelled, not this one
 
     def cancel(self) -> None:
         """Abort the replica's task, and with it the engine's request; harmless after the end."""

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,6 +15,7 @@ import pytest
 
 from serving.dialects import DIALECTS
 from serving.keys import KeyLimits, create_key, revoke_key
+from tests.helpers.documents import blocks
 from tests.helpers.platform import ASK, Platform
 
 pytestmark = [pytest.mark.real, pytest.mark.engine]
@@ -231,3 +235,14 @@ def the_metrics_tell_what_gateway_and_engine_did(platform: Platform) -> None:
         text = client.get("/metrics").text
     assert 'endpoint="/v1/chat/completions",replica="gateway-' in text
     assert "vllm:num_requests_running" in text
+
+
+@pytest.mark.parametrize(("where", "program"), blocks("python"), ids=[where for where, _ in blocks("python")])
+def every_program_in_the_documents_runs(platform: Platform, tmp_path: Path, where: str, program: str) -> None:
+    (tmp_path / ".flywheel").mkdir()
+    (tmp_path / ".flywheel" / "api-key").write_text(platform.secret)
+    here = program.replace("http://127.0.0.1:8000", platform.url)
+    ran = subprocess.run([sys.executable, "-c", here], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, f"{where}: {ran.stderr}"
+    assert "Paris" in ran.stdout
+    assert "202" in ran.stdout

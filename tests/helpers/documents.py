@@ -1,0 +1,22 @@
+"""The fenced blocks of README.md and docs/."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.helpers.servers import ROOT
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    """(where, text) of each block in this language; "" for those of a terminal."""
+    for path in documents():
+        for found in _BLOCK.finditer(path.read_text(encoding="utf-8")):
+            if found[1] == language:
+                line = path.read_text(encoding="utf-8").count("\n", 0, found.start()) + 1
+                yield f"{path.relative_to(ROOT)}:{line}", found[2]
