@@ -1,17 +1,19 @@
 """Call an ASGI application in process, and yield its answer as it comes.
 
-Guarantees: chunks that wait while the consumer is busy are joined into one; leaving the iteration early
-cancels the application's task, so its work (an engine's request) is aborted. Supports HTTP only.
+Guarantees: chunks that wait while the consumer is busy are joined into one; leaving the iteration early tells
+the application that its client is gone, so its work (an engine's request) is aborted. To cancel its task alone
+would not do: vLLM waits for an answer that is not streamed in a task of its own, which it ends when it hears of
+the disconnection. Supports HTTP only.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
 from serving.errors import UpstreamError
 
+_LEAVES_WITHIN_S = 1.0
 Head = tuple[int, list[tuple[str, str]]]
 
 
@@ -24,12 +26,14 @@ async def call_asgi(
     """
     waiting: deque[Head | bytes] = deque()
     news = asyncio.Event()
+    left = asyncio.Event()
     sent = False
 
     async def receive() -> dict[str, Any]:
         nonlocal sent
         if sent:
-            await asyncio.Event().wait()  # the caller never disconnects: it cancels
+            await left.wait()
+            return {"type": "http.disconnect"}
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -57,10 +61,10 @@ async def call_asgi(
                     raise UpstreamError("The engine failed while it worked on this request.") from fault
                 return
     finally:
+        left.set()
         if not task.done():
+            await asyncio.wait({task}, timeout=_LEAVES_WITHIN_S)
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
 
 def _take(waiting: deque[Head | bytes]) -> Head | bytes:

@@ -1,5 +1,6 @@
 """Laws of serving's pure parts: assignment, capture, keys, canaries, the request reader, HAProxy's configuration."""
 
+import asyncio
 import contextlib
 import json
 from typing import Any
@@ -8,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.asgi import call_asgi
 from serving.assignment import assign, point_of
 from serving.canary import judge_canaries
 from serving.capture import StreamCapture, capture_body
 from serving.dialects import CHAT, ChatRequest
-from serving.errors import InvalidRequest, MissingScope, NotFound, Overloaded, Unauthenticated
+from serving.errors import InvalidRequest, MissingScope, NotFound, Overloaded, Unauthenticated, UpstreamError
 from serving.haproxy_launcher import bind_locally, say_not_ready, without_splicing
 from serving.keys import ApiKey, check, digest_of, sent_secret
 from serving.requests import parse_model, parse_object
@@ -268,3 +270,24 @@ def no_bytes_are_spliced_so_clients_that_leave_are_seen() -> None:
         "defaults\n    option abortonclose\n    option splice-request\n    option splice-response\n    balance x\n"
     )
     assert without_splicing(rendered) == "defaults\n    option abortonclose\n    balance x\n"
+
+
+async def an_application_hears_when_its_caller_leaves_and_its_fault_is_an_upstream_error() -> None:
+    heard = asyncio.Event()
+
+    async def patient(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert (await receive())["type"] == "http.disconnect"
+        heard.set()
+
+    answer = call_asgi(patient, "POST", "/", [], b"{}")
+    assert await anext(answer) == (200, [])
+    await answer.aclose()
+    assert heard.is_set()
+
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise KeyError("a fault")
+
+    with pytest.raises(UpstreamError):
+        await anext(call_asgi(broken, "POST", "/", [], b"{}"))

@@ -237,7 +237,7 @@ def the_metrics_tell_what_gateway_and_engine_did(platform: Platform) -> None:
     assert "vllm:num_requests_running" in text
 
 
-@pytest.mark.parametrize(("where", "program"), blocks("python"), ids=[where for where, _ in blocks("python")])
+@pytest.mark.parametrize(("where", "program"), list(blocks("python")), ids=[where for where, _ in blocks("python")])
 def every_program_in_the_documents_runs(platform: Platform, tmp_path: Path, where: str, program: str) -> None:
     (tmp_path / ".flywheel").mkdir()
     (tmp_path / ".flywheel" / "api-key").write_text(platform.secret)
