@@ -1,8 +1,8 @@
 """`flywheel bench serving`: this platform beside vLLM's own server and Ray Serve LLM, in one run on one machine.
 
 All three run the same model with the same engine arguments, all at once, and are driven in turn with the same
-streaming load; the order of the three changes every round, so that drift of the machine hits all alike.
-Figures are medians over rounds; what to trust are the ratios. Every server is stopped at the end.
+streaming load; the order of the three changes every turn, so that drift of the machine hits all alike.
+Figures are medians over turns; what to trust are the ratios. Every server is stopped at the end.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from loadtest.stream_reader import Timing, read_stream, timing_of
 from serving.engine import engine_arguments, engine_environment
 
 OURS, VLLM, RAY_LLM = "flywheel", "vllm", "ray_serve_llm"
-CONCURRENCIES = (1, 4, 16)
+TURNS = {1: 4, 4: 1, 16: 1}  # streams at once → turns of each server in a round
 NEW_TOKENS = 96
 _START_LIMIT_S = 400.0
 _STREAM_LIMIT_S = 300.0
@@ -62,7 +62,9 @@ def run(settings: Settings, *, rounds: int, peers: tuple[str, ...], say: Callabl
 def _platform(settings: Settings, folder: Path) -> Iterator[Server]:
     """This platform with capture on; its own home and ports, the serving settings of the caller."""
     given = settings.serving.model_dump(mode="json", exclude={"port", "host", "ray_address", "canary_tolerance"})
-    assignments = [f"serving.{name}={json.dumps(value)}" for name, value in given.items()]
+    assignments = [
+        f"serving.{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in given.items()
+    ]
     with Platform(folder / "home", *assignments, "rounds.controller.new_preferences=1000000000") as platform:
         platform.start()
         yield Server(OURS, platform.url, platform.settings.serving.alias, {"authorization": f"Bearer {platform.key}"})
@@ -128,32 +130,36 @@ def _wait(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> None
 
 
 async def _drive(servers: list[Server], rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    measured: dict[tuple[str, int], list[_Round]] = {(s.name, c): [] for s in servers for c in CONCURRENCIES}
+    measured: dict[tuple[str, int], list[_Turn]] = {(s.name, c): [] for s in servers for c in TURNS}
     timeout = aiohttp.ClientTimeout(total=_STREAM_LIMIT_S)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         for server in servers:
             say(f"warming {server.name} up")
-            await _round(session, server, 4, 0)
+            await _turn(session, server, 4, 0)
         for number in range(rounds):
-            order = servers[number % len(servers) :] + servers[: number % len(servers)]
-            for concurrency in CONCURRENCIES:
-                for server in order:
-                    say(f"round {number + 1} of {rounds}: {concurrency} at once on {server.name}")
-                    measured[server.name, concurrency].append(await _round(session, server, concurrency, number + 1))
+            for concurrency, turns in TURNS.items():
+                for turn in range(turns):
+                    first = (number + turn) % len(servers)
+                    for server in servers[first:] + servers[:first]:
+                        seed = 1 + number * turns + turn
+                        done = await _turn(session, server, concurrency, seed)
+                        measured[server.name, concurrency].append(done)
+                        say(
+                            f"round {number + 1} of {rounds}, {concurrency} at once, {server.name}: "
+                            f"{done.tokens_per_s:.0f} tokens a second"
+                        )
     return _report(servers, measured, rounds)
 
 
 @dataclass(frozen=True)
-class _Round:
+class _Turn:
     tokens_per_s: float
     timings: list[Timing]
 
 
-async def _round(session: aiohttp.ClientSession, server: Server, concurrency: int, seed: int) -> _Round:
-    """At least four streams, `concurrency` of them at once; each round asks other prompts, the same of every server."""
+async def _turn(session: aiohttp.ClientSession, server: Server, concurrency: int, seed: int) -> _Turn:
+    """`concurrency` streams at once; each seed asks other prompts, the same of every server."""
     prompts = prompts_for_votes()
-    count = max(4, concurrency)
-    slots = asyncio.Semaphore(concurrency)
 
     async def one(number: int) -> Timing:
         body = {
@@ -166,27 +172,25 @@ async def _round(session: aiohttp.ClientSession, server: Server, concurrency: in
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        async with slots:
-            stream = await read_stream(session, f"{server.url}/v1/chat/completions", body, server.headers)
+        stream = await read_stream(session, f"{server.url}/v1/chat/completions", body, server.headers)
         try:
             return timing_of(stream)
         except ValueError as error:
             raise BenchFailed(f"{server.name}: {error}") from error
 
     began = time.perf_counter()
-    timings = await asyncio.gather(*(one(number) for number in range(count)))
-    return _Round(sum(timing.tokens for timing in timings) / (time.perf_counter() - began), list(timings))
+    timings = await asyncio.gather(*(one(number) for number in range(concurrency)))
+    return _Turn(sum(timing.tokens for timing in timings) / (time.perf_counter() - began), list(timings))
 
 
-def _report(servers: list[Server], measured: dict[tuple[str, int], list[_Round]], rounds: int) -> dict[str, Any]:
+def _report(servers: list[Server], measured: dict[tuple[str, int], list[_Turn]], rounds: int) -> dict[str, Any]:
     figures = {
-        server.name: {str(count): _figures(measured[server.name, count]) for count in CONCURRENCIES}
-        for server in servers
+        server.name: {str(count): _figures(measured[server.name, count]) for count in TURNS} for server in servers
     }
     report: dict[str, Any] = {"rounds": rounds, "new_tokens": NEW_TOKENS, "servers": figures}
     for peer in (name for name in figures if name != OURS):
         suffix = "" if peer == VLLM else f"_vs_{peer}"
-        for count in CONCURRENCIES:
+        for count in TURNS:
             pairs = zip(measured[OURS, count], measured[peer, count], strict=True)
             ratio = statistics.median(ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in pairs)
             report[f"ratio_tokens_per_s_{count}{suffix}"] = round(ratio, 3)
@@ -195,12 +199,12 @@ def _report(servers: list[Server], measured: dict[tuple[str, int], list[_Round]]
     return report
 
 
-def _figures(rounds: list[_Round]) -> dict[str, float]:
-    """Medians over rounds of tokens a second; percentiles over all streams of the rest."""
-    first = [timing.time_to_first_token_s for one in rounds for timing in one.timings]
-    each = [timing.time_per_token_s for one in rounds for timing in one.timings if timing.time_per_token_s is not None]
+def _figures(turns: list[_Turn]) -> dict[str, float]:
+    """The median over turns of tokens a second; percentiles over all streams of the rest."""
+    first = [timing.time_to_first_token_s for one in turns for timing in one.timings]
+    each = [timing.time_per_token_s for one in turns for timing in one.timings if timing.time_per_token_s is not None]
     return {
-        "tokens_per_s": round(statistics.median(one.tokens_per_s for one in rounds), 1),
+        "tokens_per_s": round(statistics.median(one.tokens_per_s for one in turns), 1),
         "ttft_p50_ms": round(1000 * _percentile(first, 0.5), 1),
         "ttft_p99_ms": round(1000 * _percentile(first, 0.99), 1),
         "time_per_token_p50_ms": round(1000 * _percentile(each, 0.5), 2),
