@@ -164,6 +164,9 @@ def _environment(settings: ServingSettings, folder: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
         # Long enough for HAProxy to drop a replica before it closes.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        # A replica that got no request for longer is asked for its queue first (default 10 s): a message more before
+        # the first token of whoever comes after a pause. Every answer brings the length anyway.
+        "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "600",
         # Each of these saves a thread hop for every chunk of a stream.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
