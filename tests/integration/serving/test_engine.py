@@ -2,6 +2,7 @@
 
 import json
 import select
+import shutil
 import socket
 import threading
 import time
@@ -196,6 +197,25 @@ def an_adapter_is_loaded_proven_and_assigned_without_a_restart(
         assert secret not in pair.text + str(pair.headers)
     with platform.database() as connection:
         stop_experiment(connection, experiment.experiment_id, "stopped", {"reason": "the test is over"})
+
+
+def an_adapter_whose_weights_silently_did_not_apply_is_refused_for_that(
+    platform: Platform, adapter: Checkpoint, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(adapter.path, tmp_path / "silent")
+    weights = tmp_path / "silent" / "adapter_model.safetensors"
+    nothing = {name: value * 0 if "lora_B" in name else value for name, value in load_file(weights).items()}
+    save_file(nothing, weights)
+    silent = adapter.model_copy(update={"checkpoint_id": "flash-r0004-silent", "path": str(tmp_path / "silent")})
+    with platform.database() as connection:
+        register_checkpoint(connection, silent)
+        assert wait_for_proof(platform, silent.checkpoint_id) == "refused"
+        proof = proofs(connection, silent.checkpoint_id)[0].proof
+    assert "the adapter's weights did not apply" in proof["reason"]
+    assert abs(proof["slope"]) < 0.2
+    assert len(proof["sequences"]) == len(silent.manifest["canaries"])
 
 
 def an_adapter_that_is_not_what_its_manifest_says_gets_no_traffic(
