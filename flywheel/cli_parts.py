@@ -32,8 +32,7 @@ def connect_to(context: typer.Context) -> "Connection":
     """A connection to the database of this command line's settings. Raises DatabaseUnreachable."""
     from storage.postgres import connect
 
-    settings = settings_of(context)
-    return connect(settings.storage.dsn, connect_timeout_s=settings.storage.connect_timeout_s)
+    return connect(settings_of(context).storage.dsn)
 
 
 def set_options(context: typer.Context) -> list[str]:

@@ -10,25 +10,29 @@ import math
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, dict_row
 
 from storage.errors import DatabaseUnreachable
 
 Connection = psycopg.Connection[DictRow]
 STATEMENT_TIMEOUT_MS = 60_000
+CONNECT_TIMEOUT_S = 10
 
 
-def connect(dsn: str, *, autocommit: bool = False, connect_timeout_s: int = 10) -> Connection:
+def connect(dsn: str, *, autocommit: bool = False, connect_timeout_s: int | None = None) -> Connection:
     """Open one connection; usable as a context manager that commits on success and closes.
 
-    Raises DatabaseUnreachable when the server does not answer within connect_timeout_s seconds.
+    Raises DatabaseUnreachable when the server does not answer in time: connect_timeout_s seconds, or what the DSN
+    says, or CONNECT_TIMEOUT_S.
     """
     options: dict[str, Any] = {"options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS}"}
     try:
+        told = conninfo_to_dict(dsn).get("connect_timeout", CONNECT_TIMEOUT_S)
         return psycopg.connect(
             dsn,
             autocommit=autocommit,
-            connect_timeout=connect_timeout_s,
+            connect_timeout=told if connect_timeout_s is None else connect_timeout_s,
             row_factory=dict_row,
             application_name="flywheel",
             **options,
