@@ -3,8 +3,8 @@
 reward of an answer = its reward-model score − kl_penalty × log(policy / base), minus the mean over the answers
 to its prompt; a degenerate answer earns a fixed low score instead. KL is always against the base, whatever
 the parent; the budget is what an update may add to the parent's. Guarantees: the adapter kept is the last one
-whose measured KL lay within the budget (the last of all updates goes unmeasured); it is written whole or not at
-all, with canaries of itself and of its parent. Does not judge the result: rounds.checkpoint_gate does.
+whose measured KL lay within the budget, never one that was not measured; it is written whole or not at all, with
+canaries of itself and of its parent. Does not judge the result: rounds.checkpoint_gate does.
 """
 
 import importlib.metadata
@@ -56,7 +56,7 @@ class StepReport(BaseModel):
 class PolicyReport(BaseModel):
     """What the update did. stopped: why it ended, in words. kept_step: updates that the kept adapter has had.
 
-    kl: nats an answer, measured for the kept adapter (null when its last update was not measured any more).
+    kl: nats an answer, measured for the kept adapter.
     prompts, skipped_prompts: used, and left out as too long. seconds: wall time.
     """
 
@@ -66,7 +66,7 @@ class PolicyReport(BaseModel):
     digest: str
     stopped: str
     kept_step: int
-    kl: float | None
+    kl: float
     prompts: int
     skipped_prompts: int
     history: list[StepReport]
@@ -164,7 +164,7 @@ def _arguments(settings: PolicySettings, seed: int, scratch: str, *, bf16: bool)
         use_cpu=not torch.cuda.is_available(),
         bf16=bf16,
         seed=seed,
-        max_steps=settings.max_steps,
+        max_steps=settings.max_steps + 1,  # each begins with measuring; the last is there for that alone
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=answers // micro_batch,
         num_generations=settings.completions_per_prompt,
@@ -206,7 +206,7 @@ class _Loop(TrainerCallback):
         self.settings = settings
         self.progress = progress
         self.history: list[StepReport] = []
-        self.stopped = f"all {settings.max_steps} steps were done"
+        self.stopped = f"all {settings.max_steps} updates were done"
         self._answers: list[Answer] = []
         self._kept: tuple[int, float, dict[str, torch.Tensor]] | None = None
         self._over_budget = False
@@ -283,13 +283,8 @@ class _Loop(TrainerCallback):
         control.should_training_stop = control.should_training_stop or self._over_budget
         return control
 
-    def restore(self) -> tuple[int, float | None]:
-        """Leave the weights to keep in the model; (updates they have had, their KL in nats or None)."""
-        steps = len(self.history)
-        finite = all(torch.isfinite(p).all() for p in self.model.parameters() if p.requires_grad)
-        if not self._over_budget and finite:
-            # The last update was small and is not measured: one more round of answers would cost a step.
-            return steps, None
+    def restore(self) -> tuple[int, float]:
+        """Leave the weights to keep in the model; (updates they have had, their KL in nats)."""
         if self._kept is None or self._kept[0] == 0:
             raise PolicyDiverged(f"no update stayed within the KL budget of {self.budget:.2f} nats")
         step, kl, weights = self._kept

@@ -205,7 +205,7 @@ def an_adapter_carries_its_lineage_and_canaries_that_differ_from_the_parents(
     manifest = read_manifest(adapter)
     assert manifest["lineage"] == {"round": 1}
     assert manifest["reward_model_id"] == reward_model.name
-    assert len(manifest["history"]) == 2
+    assert len(manifest["history"]) == POLICY.max_steps + 1
     for canary in manifest["canaries"]:
         assert len(canary["log_probabilities"]) == len(canary["token_ids"]) - 1
         assert canary["log_probabilities"] != canary["parent_log_probabilities"]
@@ -231,6 +231,14 @@ def a_second_update_has_the_budget_on_top_of_its_parents(
     second = update(tiny, reward_model, tmp_path / "b", parent_adapter=adapter, settings=tight)
     assert second.kept_step == POLICY.max_steps  # type: ignore[attr-defined]
     assert read_manifest(tmp_path / "b")["settings"]["lora_rank"] == POLICY.lora_rank  # it has its parent's
+
+
+def an_update_within_the_budget_keeps_its_last_weights_and_has_measured_them(
+    tiny: Path, reward_model: Path, tmp_path: Path
+) -> None:
+    report = update(tiny, reward_model, tmp_path / "flash-r0001-eeeeee")
+    assert report.kept_step == POLICY.max_steps == len(report.history) - 1  # type: ignore[attr-defined]
+    assert report.kl == report.history[-1].kl  # type: ignore[attr-defined]
 
 
 def an_update_over_the_budget_keeps_the_last_weights_within_it(tiny: Path, reward_model: Path, tmp_path: Path) -> None:
