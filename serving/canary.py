@@ -86,7 +86,7 @@ def judge_canaries(
         shown = np.concatenate([np.subtract(s, p) for s, p in zip(served, parent, strict=True)])
         effect = float(np.abs(wanted).mean())
         slope = float(wanted @ shown / max(float(wanted @ wanted), 1e-12))
-    reason = _fault(mean_nats, max_nats, effect, slope, tolerance)
+    reason = "; ".join(_faults(mean_nats, max_nats, effect, slope, tolerance))
     return CanaryReport(
         passed=not reason,
         reason=reason or f"matches its manifest: {mean_nats:.3f} nats a token on average, {max_nats:.2f} at most",
@@ -98,24 +98,26 @@ def judge_canaries(
     )
 
 
-def _fault(
+def _faults(
     mean_nats: float, max_nats: float, effect: float | None, slope: float | None, tolerance: CanaryTolerance
-) -> str:
-    if not mean_nats <= tolerance.mean_nats:  # written so that a NaN fails
-        return f"differs from its manifest by {mean_nats:.3f} nats a token; {tolerance.mean_nats} are allowed"
-    if not max_nats <= tolerance.max_nats:
-        return f"one token differs from the manifest by {max_nats:.2f} nats; {tolerance.max_nats} are allowed"
-    if effect is not None and not effect >= tolerance.min_effect_nats:
-        return (
-            f"differs from its parent by only {effect:.4f} nats a token by its own manifest, "
-            f"under the {tolerance.min_effect_nats} that can be told from noise"
-        )
+) -> list[str]:
+    """All that speaks against the checkpoint. Comparisons are written so that a NaN is a fault."""
+    faults = []
     if slope is not None and not slope >= tolerance.min_slope:
-        return (
+        faults.append(
             f"shows {slope:.2f} of the difference from its parent that its manifest states; at least "
             f"{tolerance.min_slope} is needed: the adapter's weights did not apply"
         )
-    return ""
+    if effect is not None and not effect >= tolerance.min_effect_nats:
+        faults.append(
+            f"differs from its parent by only {effect:.4f} nats a token by its own manifest, "
+            f"under the {tolerance.min_effect_nats} that can be told from noise"
+        )
+    if not mean_nats <= tolerance.mean_nats:
+        faults.append(f"differs from its manifest by {mean_nats:.3f} nats a token; {tolerance.mean_nats} are allowed")
+    if not max_nats <= tolerance.max_nats:
+        faults.append(f"one token differs from the manifest by {max_nats:.2f} nats; {tolerance.max_nats} are allowed")
+    return faults
 
 
 def canary_token_ids(tokenizer: Any) -> list[list[int]]:
