@@ -173,7 +173,7 @@ class Preference(Vote):
     @model_validator(mode="after")
     def _chosen_goes_with_the_verdict(self) -> "Preference":
         if (self.verdict == "chosen") != (self.chosen is not None):
-            raise ValueError("`chosen` names a response exactly when the verdict is `chosen`")
+            raise ValueError("send `chosen` (the id of the better response), or `verdict` with `tie` or `both_bad`")
         return self
 
 
