@@ -34,7 +34,12 @@ def start(
     Raises AlreadyRunning, StartFailed.
     """
     supervisor = [*arguments, "supervise", *(f"--only={name}" for name in only)]
-    settings.logs.mkdir(parents=True, exist_ok=True)
+    try:
+        settings.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartFailed(
+            f"the home folder {settings.home} can't be used: {error}; set another with --set home=…"
+        ) from error
     with (settings.logs / "supervisor.log").open("ab") as log:
         command = [sys.executable, "-m", "flywheel.guardian", str(settings.home), *supervisor]
         guardian = (

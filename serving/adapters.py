@@ -16,9 +16,9 @@ from typing import Protocol
 
 from psycopg.types.json import Jsonb
 
-from serving.canary import CanaryReport, judge_canaries
+from serving.canary import CanaryReport, judge_canaries, read_canaries
 from serving.database import HeldConnection
-from serving.errors import EngineRefused
+from serving.errors import CanariesUnreadable, EngineRefused
 from serving.registry import Checkpoint, list_checkpoints
 from serving.settings import CanaryTolerance
 from storage.errors import DatabaseUnreachable
@@ -47,23 +47,18 @@ class AdapterEngine(Protocol):
 async def prove(
     engine: AdapterEngine, checkpoint: Checkpoint, adapter_id: str | None, tolerance: CanaryTolerance
 ) -> CanaryReport:
-    """Run the checkpoint's canaries through the engine and judge them. Raises EngineRefused without canaries."""
-    canaries = checkpoint.manifest.get("canaries") or []
-    if not canaries:
-        raise EngineRefused(f"the manifest of {checkpoint.checkpoint_id} holds no canaries")
-    parents = [canary.get("parent_log_probabilities") for canary in canaries]
-    if adapter_id is not None and None in parents:
-        raise EngineRefused(f"the manifest of {checkpoint.checkpoint_id} lacks its parent's log-probabilities")
+    """Run the checkpoint's canaries through the engine and judge them. Raises EngineRefused when they can't be run."""
     try:
-        served = await engine.log_probabilities([canary["token_ids"] for canary in canaries], adapter_id)
-        return judge_canaries(
-            [canary["log_probabilities"] for canary in canaries],
-            served,
-            None if adapter_id is None else parents,
-            tolerance,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise EngineRefused(f"the canaries of {checkpoint.checkpoint_id} can't be run: {error!r}") from error
+        canaries = read_canaries(checkpoint.manifest)
+    except CanariesUnreadable as error:
+        raise EngineRefused(f"{checkpoint.checkpoint_id} can't be proven: {error}") from error
+    parents = [canary.parent_log_probabilities for canary in canaries if canary.parent_log_probabilities is not None]
+    if adapter_id is not None and len(parents) < len(canaries):
+        raise EngineRefused(f"the manifest of {checkpoint.checkpoint_id} lacks its parent's log-probabilities")
+    served = await engine.log_probabilities([canary.token_ids for canary in canaries], adapter_id)
+    return judge_canaries(
+        [canary.log_probabilities for canary in canaries], served, None if adapter_id is None else parents, tolerance
+    )
 
 
 class Reconciler:

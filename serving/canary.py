@@ -10,12 +10,12 @@ manifest's difference from its parent. Does not judge whether the checkpoint ans
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from serving.errors import BaseNotPrepared
+from serving.errors import BaseNotPrepared, CanariesUnreadable
 from serving.settings import CanaryTolerance
 
 CANARIES = (
@@ -34,6 +34,39 @@ CHAT_CANARIES = (
     ("How do I boil an egg?", "Put the egg in boiling water for seven minutes, then cool it under cold water."),
     ("Give me a reason to take a walk.", "A walk clears your head, and it is good for your heart and your sleep."),
 )
+
+
+class Canary(BaseModel):
+    """One entry of a manifest's `canaries`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2)]
+    log_probabilities: list[float]
+    parent_log_probabilities: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _one_for_each_token_after_the_first(self) -> "Canary":
+        for row in (self.log_probabilities, self.parent_log_probabilities):
+            if row is not None and len(row) != len(self.token_ids) - 1:
+                raise ValueError("each token after the first needs one log-probability")
+        return self
+
+
+def read_canaries(manifest: dict[str, Any]) -> list[Canary]:
+    """The canaries of a manifest. Raises CanariesUnreadable when there are none or they are malformed."""
+    try:
+        canaries = _CANARIES.validate_python(manifest.get("canaries") or [])
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise CanariesUnreadable(f"its canaries are malformed at {place or 'the top'}: {first['msg']}") from error
+    if not canaries:
+        raise CanariesUnreadable("its manifest holds no canaries")
+    return canaries
+
+
+_CANARIES: TypeAdapter[list[Canary]] = TypeAdapter(list[Canary])
 
 
 class CanarySequence(BaseModel):

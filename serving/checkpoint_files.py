@@ -8,15 +8,20 @@ Guarantees: nothing in the directory is changed.
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serving.canary import base_manifest, manifest_canaries, reference_log_probabilities
-from serving.errors import CheckpointUnreadable
+from safetensors import SafetensorError
+
+from serving.canary import base_manifest, manifest_canaries, read_canaries, reference_log_probabilities
+from serving.errors import CanariesUnreadable, CheckpointUnreadable
 from serving.registry import Checkpoint, get_checkpoint, resolve_alias
 from storage.artifacts import digest
 from storage.postgres import Connection
 
+# What transformers, PEFT and safetensors raise for files that are not what they should be.
+_CAN_NOT_LOAD = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -41,17 +46,32 @@ def read_checkpoint(
             connection, parent_id or get_checkpoint(connection, resolve_alias(connection, alias)).base_id
         )
         base = get_checkpoint(connection, parent.base_id)
-        manifest = _own_manifest(path) or _adapter_manifest(path, weights_digest, Path(base.path), parent)
+        manifest = _own_manifest(path) or _computed(
+            path, lambda: _adapter_manifest(path, weights_digest, Path(base.path), parent)
+        )
         kind, parent_of = "adapter", parent.checkpoint_id
     elif (path / "config.json").is_file():
         if parent_id is not None:
             get_checkpoint(connection, parent_id)
-        manifest, kind, parent_of = _own_manifest(path) or base_manifest(path), "model", parent_id
+        manifest, kind, parent_of = (
+            _own_manifest(path) or _computed(path, lambda: base_manifest(path)),
+            "model",
+            parent_id,
+        )
     else:
         raise CheckpointUnreadable(f"{path} has neither config.json (a model) nor adapter_config.json (an adapter)")
     return Checkpoint(
         checkpoint_id=name, kind=kind, parent_id=parent_of, digest=weights_digest, path=str(path), manifest=manifest
     )
+
+
+def _computed(path: Path, manifest: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A manifest that transformers and PEFT compute. Raises CheckpointUnreadable when they can't load `path`."""
+    try:
+        return manifest()
+    except _CAN_NOT_LOAD as error:
+        said = str(error).partition("\n")[0][:300]
+        raise CheckpointUnreadable(f"{path} can't be loaded: {type(error).__name__}: {said}") from error
 
 
 def _own_manifest(path: Path) -> dict[str, Any] | None:
@@ -63,7 +83,13 @@ def _own_manifest(path: Path) -> dict[str, Any] | None:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointUnreadable(f"{file} is not JSON: {error}") from error
-    return manifest if isinstance(manifest, dict) and manifest.get("canaries") else None
+    if not isinstance(manifest, dict) or "canaries" not in manifest:
+        return None
+    try:
+        read_canaries(manifest)
+    except CanariesUnreadable as error:
+        raise CheckpointUnreadable(f"{file}: {error}") from error
+    return manifest
 
 
 def _adapter_manifest(path: Path, weights_digest: str, base: Path, parent: Checkpoint) -> dict[str, Any]:

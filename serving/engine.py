@@ -43,6 +43,7 @@ class VllmEngine:
 
         args = make_arg_parser(FlexibleArgumentParser()).parse_args(engine_arguments(settings, served_name))
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
+        _refuse_tokens_without_embedding(engine)
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
         await init_app_state(engine, app.state, args, tasks)
@@ -97,6 +98,26 @@ class VllmEngine:
     def close(self) -> None:
         """Stop the engine's process."""
         self._engine.shutdown()
+
+
+def _refuse_tokens_without_embedding(engine: Any) -> None:
+    """Have vLLM answer 400 to the token id `vocab_size`.
+
+    vLLM 0.29 bounds ids by its tokenizer's `max_token_id`, which for many models is the number of tokens: one too
+    many. The id passes the check, the engine's process dies of an index error, and every request with it.
+    """
+    from vllm.exceptions import VLLMValidationError
+
+    processor, rows = engine.input_processor, engine.model_config.get_vocab_size()
+    check = processor._validate_model_input
+
+    def check_more(prompt_input: Any, prompt_type: str) -> None:
+        check(prompt_input, prompt_type)
+        largest = max(prompt_input.get("prompt_token_ids") or (0,))
+        if largest >= rows:
+            raise VLLMValidationError(f"Token id {largest} is out of vocabulary")
+
+    processor._validate_model_input = check_more
 
 
 def engine_environment(settings: ServingSettings) -> dict[str, str]:

@@ -7,6 +7,7 @@ ServingError
 │   ├── MissingScope          403: the key may not do this (no retry)
 │   ├── NotFound              404: no such path or model (no retry)
 │   ├── MethodNotAllowed      405: the path exists, the method does not (no retry)
+│   ├── BodyTooSlow           408: the body did not arrive within body_timeout_s (a retry can help)
 │   ├── Conflict              409: the idempotency key was used for something else (no retry)
 │   ├── BodyTooLarge          413: over max_body_bytes (no retry)
 │   ├── RateLimited           429: the key is over one of its limits; has Retry-After (a retry helps)
@@ -19,6 +20,7 @@ ServingError
 ├── CheckpointNotProven       a live engine replica has not proven it (a retry can help)
 ├── ExperimentConflict        one is running on the alias already, or it is not running (no retry)
 ├── BaseNotPrepared           the base model's manifest lacks canaries (no retry)
+├── CanariesUnreadable        a manifest's canaries are absent or malformed (no retry)
 └── EngineRefused             the engine failed its own canary proof, or refused an adapter (no retry)
 """
 
@@ -92,6 +94,12 @@ class MethodNotAllowed(ApiError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
+class BodyTooSlow(ApiError):
+    """408: the body did not arrive in time."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+
 class Conflict(ApiError):
     """409: the same idempotency key or event id came with other content."""
 
@@ -150,6 +158,10 @@ class ExperimentConflict(ServingError):
 
 class BaseNotPrepared(ServingError):
     """The base model's directory has no manifest with canaries."""
+
+
+class CanariesUnreadable(ServingError):
+    """A manifest's canaries are absent or malformed."""
 
 
 class EngineRefused(ServingError):

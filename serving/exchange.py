@@ -286,6 +286,8 @@ def engine_error(status: int, body: bytes) -> ApiError:
     message = error_message(answer)
     error = answer.get("error") if isinstance(answer, dict) else None
     param = error.get("param") if isinstance(error, dict) else None
+    if isinstance(param, str):
+        param = param.removeprefix("body.")
     if status == 404:  # it was there when the request was routed: it is being retired, or its engine restarts
         return Overloaded(message, param=param, code="model_not_ready", retry_after_s=1)
     if 400 <= status < 500:

@@ -3,7 +3,7 @@
 A request is checked before anything is asked of an engine (size, JSON, key, scope, field types, model), then
 routed, answered and recorded. Guarantees: every error has OpenAI's shape and an id; bad input is a 4xx; no
 request waits for the database; over max_concurrency requests are answered 503 at once, over a key's own limits
-429; a request is counted against its key once it was found valid.
+429; a request is counted against its key from its headers on, so one key can't fill the slots with slow bodies.
 """
 
 import asyncio
@@ -93,6 +93,9 @@ class Gateway:
                     del self._unknown_keys[next(iter(self._unknown_keys))]
         return check(table.keys, secret, scope)
 
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout_s)
+
     def caller(self, request: Request, key: ApiKey, asked_by: str | None) -> Caller:
         """Who asks: the body's own fields first, then the headers."""
         user = asked_by or request.headers.get("x-flywheel-user")
@@ -103,7 +106,25 @@ class Gateway:
         """One answer in one of the APIs that generate text, whole or as a stream, recorded however it ends."""
         started = time.perf_counter()
         key = await self.authorize(request, "inference")
-        body = parse_model(await read_body(request, self.settings.max_body_bytes), dialect.request)
+        admission = self.limits.admit(key)
+        answer = None
+        try:
+            answer = await self._generate(request, response_id, dialect, key, admission, started)
+            return answer
+        finally:
+            if not isinstance(answer, EventStream):  # a stream ends later
+                admission.end()
+
+    async def _generate(
+        self,
+        request: Request,
+        response_id: str,
+        dialect: Dialect,
+        key: ApiKey,
+        admission: Admission,
+        started: float,
+    ) -> Response:
+        body = parse_model(await self._body(request), dialect.request)
         caller = self.caller(request, key, body.asked_by)
         route = self.router.table.route(body.model, caller.user or caller.session_id or response_id)
         exchange = Exchange(
@@ -115,7 +136,6 @@ class Gateway:
             timeout_s=self.settings.request_timeout_s,
             dialect=dialect,
         )
-        admission = self.limits.admit(key)
         handed_over = False
         try:
             await until_disconnect(request, exchange.open(self.engine))
@@ -150,13 +170,13 @@ class Gateway:
     async def utility(self, request: Request, response_id: str, path: str) -> Response:
         """A call of vLLM's that generates no text (tokenize and the like): routed by its model, not recorded."""
         key = await self.authorize(request, "inference")
-        body = parse_model(await read_body(request, self.settings.max_body_bytes), UtilityRequest)
-        caller = self.caller(request, key, None)
-        model = body.model or self.settings.alias
-        route = self.router.table.route(model, caller.user or caller.session_id or response_id)
-        content = {**body.model_dump(exclude_unset=True), "model": route.checkpoint_id}
         admission = self.limits.admit(key)
         try:
+            body = parse_model(await self._body(request), UtilityRequest)
+            caller = self.caller(request, key, None)
+            model = body.model or self.settings.alias
+            route = self.router.table.route(model, caller.user or caller.session_id or response_id)
+            content = {**body.model_dump(exclude_unset=True), "model": route.checkpoint_id}
             work = ask_engine(self.engine, route.base_id, path, content, self.settings.request_timeout_s)
             whole = await until_disconnect(request, work)
         finally:
@@ -172,13 +192,13 @@ class Gateway:
         """POST /v1/comparisons."""
         started = time.perf_counter()
         key = await self.authorize(request, "inference")
-        body = parse_model(await read_body(request, self.settings.max_body_bytes), ComparisonRequest)
-        if body.checkpoints is not None:
-            key = await self.authorize(request, "evaluate")
-        caller = self.caller(request, key, body.asked_by)
         admission = self.limits.admit(key)
         tokens = 0
         try:
+            body = parse_model(await self._body(request), ComparisonRequest)
+            if body.checkpoints is not None:
+                key = await self.authorize(request, "evaluate")
+            caller = self.caller(request, key, body.asked_by)
             answer, tokens = await until_disconnect(request, compare(self, body, caller, started))
         finally:
             admission.end(tokens)
@@ -188,7 +208,7 @@ class Gateway:
     async def feedback(self, request: Request, response_id: str) -> Response:
         """POST /v1/feedback."""
         key = await self.authorize(request, "feedback")
-        raw = await read_body(request, self.settings.max_body_bytes)
+        raw = await self._body(request)
         vote = parse_vote(raw, key, request.headers.get("idempotency-key"))
         accepted = await accept_vote(vote, self.recorder.outbox)
         return JSONResponse(accepted, status_code=202, headers={"x-flywheel-response-id": response_id})

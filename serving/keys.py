@@ -56,12 +56,12 @@ def create_key(
     unknown = sorted(set(scopes) - set(SCOPES))
     if unknown or not scopes:
         raise ValueError(f"scopes must be some of {', '.join(SCOPES)}; got {', '.join(scopes) or 'none'}")
-    if not 0 < len(name.strip()) <= _NAME_LENGTH or "\0" in name:
-        raise ValueError(f"a key's name has 1 to {_NAME_LENGTH} characters")
+    if not 0 < len(name.strip()) <= _NAME_LENGTH or not name.isprintable():
+        raise ValueError(f"a key's name has 1 to {_NAME_LENGTH} printable characters")
     limits = limits or KeyLimits()
     for field, limit in vars(limits).items():
         if limit is not None and not 1 <= limit < 2**31:
-            raise ValueError(f"{field} must be at least 1; got {limit}")
+            raise ValueError(f"{field} must lie between 1 and {2**31 - 1}; got {limit}")
     key_id, secret = f"key-{uuid7().hex}", f"fw-{secrets.token_urlsafe(32)}"
     connection.execute(
         "insert into api_keys (key_id, name, sha256, scopes, requests_per_minute, tokens_per_minute, concurrency)"

@@ -79,6 +79,8 @@ class Experiment(Row):
 
 def register_checkpoint(connection: Connection, checkpoint: Checkpoint) -> None:
     """Add a checkpoint; harmless when the same one is there. Raises CheckpointConflict, CheckpointUnknown (parent)."""
+    if connection.execute("select 1 from aliases where alias = %s", (checkpoint.checkpoint_id,)).fetchone():
+        raise CheckpointConflict(f"{checkpoint.checkpoint_id} is the name of an alias")
     base_id = checkpoint.checkpoint_id
     if checkpoint.parent_id is not None:
         parent = _find(connection, checkpoint.parent_id)
@@ -257,6 +259,8 @@ def describe(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0
 
 
 def _point_alias(connection: Connection, alias: str, checkpoint_id: str, reason: str) -> None:
+    if _find(connection, alias) is not None:
+        raise CheckpointConflict(f"{alias} is the id of a checkpoint, so it can't be an alias")
     before = connection.execute("select checkpoint_id from aliases where alias = %s for update", (alias,)).fetchone()
     from_id = before["checkpoint_id"] if before else None
     if from_id == checkpoint_id:

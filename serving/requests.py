@@ -4,22 +4,33 @@ Guarantees: what passes can be encoded as UTF-8 and stored in PostgreSQL (no lon
 or infinity), and a wrong type names its field.
 """
 
+import asyncio
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from serving.errors import BodyTooLarge, InvalidRequest
+from serving.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
 
 _SCALARS = ("str", "int", "float", "bool")
 MAX_DEPTH = 64
+_LONG_NUMBER = re.compile(rb"\d{19}")
 Model = TypeVar("Model", bound=BaseModel)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, at most `limit` bytes. Raises BodyTooLarge before more than that is held."""
+async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
+    """The whole body, at most `limit` bytes. Raises BodyTooLarge before more than that is held, BodyTooSlow."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise BodyTooSlow(f"The body did not arrive within {timeout_s:g} s.") from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
     message = f"The body is larger than {limit} bytes."
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
@@ -55,10 +66,16 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 def parse_model(raw: bytes, model: type[Model]) -> Model:
     """The body as `model`. Raises InvalidRequest that names the first wrong field."""
+    value = parse_object(raw)
     try:
-        return model.model_validate(parse_object(raw))
+        checked = model.model_validate(value)
     except ValidationError as error:
         raise invalid_field(error) from error
+    if _LONG_NUMBER.search(raw):
+        for name, content in value.items():
+            if _holds_huge(content):
+                raise InvalidRequest(f"Invalid `{name}`: a whole number does not fit into 64 bits.", param=name)
+    return checked
 
 
 def invalid_field(error: ValidationError, *, skip: int = 0) -> InvalidRequest:
@@ -91,6 +108,13 @@ def _path(location: Sequence[int | str]) -> str:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _holds_huge(value: Any) -> bool:
+    """Whether a whole number in it does not fit into 64 bits: the engine's messages can't carry it."""
+    if isinstance(value, dict | list):
+        return any(_holds_huge(inner) for inner in (value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
 
 
 def _is_deeper_than(value: Any, levels: int) -> bool:

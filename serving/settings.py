@@ -43,7 +43,8 @@ class ServingSettings(BaseModel):
     engine_cpus, engine_gpus: logical CPUs and GPUs that an engine replica reserves in Ray; tensor_parallel_size:
     GPUs that share one copy of the model; accelerator: the kind of GPU as Ray names it, such as H200, or empty;
     gpu_memory_utilization: share (0 to 1) of a GPU's memory that an engine may take.
-    request_timeout_s: longest answer. max_body_bytes: largest request; what it asks and what is answered
+    request_timeout_s: longest answer. body_timeout_s: a request's body must have arrived by then.
+    max_body_bytes: largest request; what it asks and what is answered
     must fit in one record of the log. max_concurrency: requests under way in one gateway; more are
     answered with 503. poll_interval_s: how old a key, alias or experiment may be in a gateway or engine.
     replica_timeout_s: an engine replica without a heartbeat for so long counts as gone.
@@ -79,6 +80,7 @@ class ServingSettings(BaseModel):
     gateway_replicas_max: int = Field(default=1, ge=1)
     target_ongoing_requests: float = Field(default=16, gt=0)
     request_timeout_s: float = Field(default=300, gt=0)
+    body_timeout_s: float = Field(default=10, gt=0)
     max_body_bytes: int = Field(default=1 << 19, ge=1)
     max_concurrency: int = Field(default=256, ge=1)
     poll_interval_s: float = Field(default=0.5, gt=0)

@@ -157,13 +157,14 @@ async def an_adapter_is_tried_once_and_the_reason_is_kept(dsn: str) -> None:
         build_checkpoint("deaf"),
         build_checkpoint("broken"),
         build_checkpoint("mute", manifest={}),
+        build_checkpoint("odd", manifest={"canaries": "yes"}),
         build_checkpoint("other", kind="model", parent_id=None),
         build_checkpoint("foreign", parent_id="other"),
     )
     task = await start(dsn, engine)
     assert engine.loaded == ["good"]
     with connect(dsn) as connection:
-        found = {name: proofs(connection, name) for name in ("good", "deaf", "broken", "mute", "foreign")}
+        found = {name: proofs(connection, name) for name in ("good", "deaf", "broken", "mute", "odd", "foreign")}
         late = build_checkpoint("late", parent_id="good")
         register_checkpoint(connection, late)
     assert {name: [one.status for one in tried] for name, tried in found.items()} == {
@@ -171,6 +172,7 @@ async def an_adapter_is_tried_once_and_the_reason_is_kept(dsn: str) -> None:
         "deaf": ["refused"],
         "broken": ["refused"],
         "mute": ["refused"],
+        "odd": ["refused"],
         "foreign": [],
     }
     assert "can't load" in found["broken"][0].proof["reason"]
@@ -240,6 +242,18 @@ async def an_engine_that_fails_its_own_proof_never_becomes_live(dsn: str) -> Non
         assert live_replicas(connection, "base") == []
         assert [one.status for one in proofs(connection, "base")] == ["refused"]
     assert table(dsn).servable == {}
+
+
+async def an_alias_and_a_checkpoint_never_share_a_name(dsn: str) -> None:
+    register(dsn, build_checkpoint("good"))
+    task = await start(dsn, EngineTwin())
+    with connect(dsn) as connection:
+        move_alias(connection, "flash", "base", "a test")
+        with pytest.raises(CheckpointConflict, match="name of an alias"):
+            register_checkpoint(connection, build_checkpoint("flash"))
+        with pytest.raises(CheckpointConflict, match="id of a checkpoint"):
+            move_alias(connection, "good", "base", "a test")
+    await stop(task)
 
 
 def a_checkpoint_id_means_one_content_for_ever(dsn: str) -> None:

@@ -68,5 +68,10 @@ def an_adapter_without_a_manifest_gets_its_canaries_when_it_is_added(
 
 def what_is_no_checkpoint_is_refused_with_a_reason(platform: Platform, tmp_path: Path) -> None:
     assert "no .safetensors" in flywheel(platform, "checkpoint", "add", str(tmp_path), code=1)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "can't be loaded" in flywheel(platform, "checkpoint", "add", str(tmp_path), code=1)
+    (tmp_path / "manifest.json").write_text('{"canaries": "yes"}')
+    assert "canaries are malformed" in flywheel(platform, "checkpoint", "add", str(tmp_path), code=1)
     assert "nobody" in flywheel(platform, "checkpoint", "promote", "nobody", "--wait-s=0", code=1)
     assert "nobody" in flywheel(platform, "checkpoint", "show", "nobody", code=1)

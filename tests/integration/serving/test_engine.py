@@ -63,6 +63,7 @@ BAD_FIELDS: list[dict[str, Any]] = [
     {"vllm_xargs": 3},
     {"kv_transfer_params": 3},
     {"repetition_penalty": -1},
+    {"top_k": 10**30},
 ]
 
 
@@ -136,8 +137,12 @@ def bad_input_is_a_4xx_in_openais_shape(platform: Platform, fields: dict[str, An
             assert answer.headers["x-flywheel-response-id"]
 
 
-def the_engine_lives_on_after_bad_input(platform: Platform) -> None:
+def the_engine_lives_on_after_bad_input(platform: Platform, base_model: Path) -> None:
+    vocabulary = json.loads((base_model / "config.json").read_text())["vocab_size"]
     with platform.client() as client:
+        for ids in ([vocabulary], [[1, vocabulary]], [-1], [10**9]):
+            refused = client.post("/v1/completions", json={"model": "flash", "prompt": ids, "max_tokens": 2})
+            assert refused.status_code == 400, refused.text
         assert "Paris" in client.post("/v1/chat/completions", json=ASK).text
 
 
