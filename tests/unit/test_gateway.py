@@ -79,6 +79,26 @@ async def a_client_that_leaves_a_stream_is_recorded_with_what_was_sent() -> None
     assert bench.gateway.under_way == 0
 
 
+async def a_body_that_never_comes_is_given_up_and_its_slot_comes_back() -> None:
+    bench = Bench(settings=ServingSettings(body_timeout_s=0.1))
+    body = iter([{"type": "http.request", "body": b'{"model"', "more_body": True}])
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        for message in body:
+            return message
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await asyncio.wait_for(bench.app(await chat_scope({}), receive, send), 2)
+    assert sent[0]["status"] == 408
+    assert bench.gateway.under_way == 0
+    assert bench.outbox.interactions == []
+
+
 async def a_client_that_leaves_before_its_answer_is_recorded() -> None:
     bench = Bench(engine=ScriptedEngine(pause_s=5))
     body = iter([{"type": "http.request", "body": json.dumps(ASK).encode()}])
