@@ -105,6 +105,7 @@ class Load:
                     self.served.append(checkpoint_id)
 
 
+@pytest.mark.long
 def a_redeploy_under_load_fails_no_request(platform: Platform) -> None:
     before = {process.pid for process in engines_of(platform)}
     with Load(platform) as (served, failures):
