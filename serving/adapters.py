@@ -41,7 +41,10 @@ class AdapterEngine(Protocol):
         """Forget an adapter; harmless when it is not loaded."""
 
     async def log_probabilities(self, token_ids: list[list[int]], checkpoint_id: str | None) -> list[list[float]]:
-        """Log-probability of each token after the first; checkpoint_id names a loaded adapter, None the base."""
+        """Log-probability of each token after the first; checkpoint_id names a loaded adapter, None the base.
+
+        Raises EngineRefused for sequences that the engine does not take.
+        """
 
 
 async def prove(
@@ -55,10 +58,12 @@ async def prove(
     parents = [canary.parent_log_probabilities for canary in canaries if canary.parent_log_probabilities is not None]
     if adapter_id is not None and len(parents) < len(canaries):
         raise EngineRefused(f"the manifest of {checkpoint.checkpoint_id} lacks its parent's log-probabilities")
-    served = await engine.log_probabilities([canary.token_ids for canary in canaries], adapter_id)
-    return judge_canaries(
-        [canary.log_probabilities for canary in canaries], served, None if adapter_id is None else parents, tolerance
-    )
+    references = [canary.log_probabilities for canary in canaries]
+    try:
+        served = await engine.log_probabilities([canary.token_ids for canary in canaries], adapter_id)
+        return judge_canaries(references, served, None if adapter_id is None else parents, tolerance)
+    except ValueError as error:
+        raise EngineRefused(f"the canaries of {checkpoint.checkpoint_id} can't be run: {error}") from error
 
 
 class Reconciler:

@@ -53,6 +53,9 @@ class Canary(BaseModel):
         return self
 
 
+_CANARIES: TypeAdapter[list[Canary]] = TypeAdapter(list[Canary])
+
+
 def read_canaries(manifest: dict[str, Any]) -> list[Canary]:
     """The canaries of a manifest. Raises CanariesUnreadable when there are none or they are malformed."""
     try:
@@ -64,9 +67,6 @@ def read_canaries(manifest: dict[str, Any]) -> list[Canary]:
     if not canaries:
         raise CanariesUnreadable("its manifest holds no canaries")
     return canaries
-
-
-_CANARIES: TypeAdapter[list[Canary]] = TypeAdapter(list[Canary])
 
 
 class CanarySequence(BaseModel):

@@ -68,8 +68,12 @@ class VllmEngine:
             await models.unload_lora_adapter(UnloadLoRAAdapterRequest(lora_name=checkpoint_id))
 
     async def log_probabilities(self, token_ids: list[list[int]], checkpoint_id: str | None) -> list[list[float]]:
-        """Natural-log probability of each token after the first, as the engine computes it for prompts."""
+        """Natural-log probability of each token after the first, as the engine computes it for prompts.
+
+        Raises EngineRefused for a sequence that vLLM does not take: too long, or with an unknown token.
+        """
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMValidationError
 
         adapter = None if checkpoint_id is None else self.app.state.openai_serving_models.lora_requests[checkpoint_id]
 
@@ -84,7 +88,10 @@ class VllmEngine:
                 raise EngineRefused("vLLM gave no log-probabilities for the canaries")
             return [final.prompt_logprobs[i][ids[i]].logprob for i in range(1, len(ids))]
 
-        return list(await asyncio.gather(*(one(ids) for ids in token_ids)))
+        try:
+            return list(await asyncio.gather(*(one(ids) for ids in token_ids)))
+        except VLLMValidationError as error:
+            raise EngineRefused(f"vLLM does not take a canary: {error}") from error
 
     @property
     def alive(self) -> bool:

@@ -41,6 +41,7 @@ from storage.postgres import Connection, connect
 
 pytestmark = pytest.mark.real
 
+VOCABULARY = 100_000
 OWN = [[-1.0, -2.0], [-0.5]]
 PARENT = [[-2.0, -1.0], [-1.5]]
 
@@ -95,6 +96,8 @@ class EngineTwin:
         if checkpoint_id is None:
             return [[value + self.base_shift for value in row] for row in OWN]
         assert checkpoint_id in self.loaded
+        if any(token > VOCABULARY for ids in token_ids for token in ids):
+            raise EngineRefused("a token is out of vocabulary")
         return PARENT if checkpoint_id in self.deaf else OWN
 
 
@@ -151,6 +154,8 @@ async def an_alias_moves_only_after_every_live_replica_has_proven_the_checkpoint
 
 async def an_adapter_is_tried_once_and_the_reason_is_kept(dsn: str) -> None:
     engine = EngineTwin(deaf={"deaf"}, broken={"broken"})
+    whole = build_checkpoint("x").manifest["canaries"]
+    strange = {"canaries": [{**whole[0], "token_ids": [VOCABULARY + 1, *whole[0]["token_ids"][1:]]}, *whole[1:]]}
     register(
         dsn,
         build_checkpoint("good"),
@@ -158,13 +163,18 @@ async def an_adapter_is_tried_once_and_the_reason_is_kept(dsn: str) -> None:
         build_checkpoint("broken"),
         build_checkpoint("mute", manifest={}),
         build_checkpoint("odd", manifest={"canaries": "yes"}),
+        build_checkpoint("foreign-tongue", manifest=strange),
+        build_checkpoint("short", manifest={"canaries": build_checkpoint("x").manifest["canaries"][:1]}),
         build_checkpoint("other", kind="model", parent_id=None),
         build_checkpoint("foreign", parent_id="other"),
     )
     task = await start(dsn, engine)
     assert engine.loaded == ["good"]
     with connect(dsn) as connection:
-        found = {name: proofs(connection, name) for name in ("good", "deaf", "broken", "mute", "odd", "foreign")}
+        found = {
+            name: proofs(connection, name)
+            for name in ("good", "deaf", "broken", "mute", "odd", "foreign-tongue", "short", "foreign")
+        }
         late = build_checkpoint("late", parent_id="good")
         register_checkpoint(connection, late)
     assert {name: [one.status for one in tried] for name, tried in found.items()} == {
@@ -173,6 +183,8 @@ async def an_adapter_is_tried_once_and_the_reason_is_kept(dsn: str) -> None:
         "broken": ["refused"],
         "mute": ["refused"],
         "odd": ["refused"],
+        "foreign-tongue": ["refused"],
+        "short": ["refused"],
         "foreign": [],
     }
     assert "can't load" in found["broken"][0].proof["reason"]
@@ -299,6 +311,9 @@ def a_secret_is_not_kept_and_a_revoked_key_is_unknown(dsn: str) -> None:
         assert load_keys(connection) == {}
         with pytest.raises(ValueError, match="scopes"):
             create_key(connection, "app", ["everything"])
+        for name in ("", "two\nlines", "\x1b[31mred"):
+            with pytest.raises(ValueError, match="printable"):
+                create_key(connection, name, ["inference"])
 
 
 def a_held_connection_is_opened_again_after_it_broke(dsn: str) -> None:

@@ -249,6 +249,25 @@ def an_adapter_that_is_not_what_its_manifest_says_gets_no_traffic(
         assert resolve_alias(connection, "flash") == base_id
 
 
+@pytest.mark.parametrize("fault", ["a token that does not exist", "longer than the context"])
+def canaries_that_the_engine_does_not_take_refuse_their_adapter_and_nothing_else(
+    platform: Platform, adapter: Checkpoint, base_model: Path, fault: str
+) -> None:
+    vocabulary = json.loads((base_model / "config.json").read_text())["vocab_size"]
+    ids = [vocabulary] * 4 if fault.startswith("a token") else [1] * (platform.settings.max_model_len + 1)
+    row = [-1.0] * (len(ids) - 1)
+    canary = {"token_ids": ids, "log_probabilities": row, "parent_log_probabilities": row}
+    odd = adapter.model_copy(
+        update={"checkpoint_id": f"flash-odd-{len(ids)}", "manifest": {**adapter.manifest, "canaries": [canary]}}
+    )
+    with platform.database() as connection:
+        register_checkpoint(connection, odd)
+        assert wait_for_proof(platform, odd.checkpoint_id) == "refused"
+        retire_checkpoint(connection, odd.checkpoint_id)
+    with platform.client() as client:
+        assert client.post("/v1/chat/completions", json=ASK).status_code == 200
+
+
 def an_alias_moves_while_requests_run_and_none_fails(platform: Platform, adapter: Checkpoint, base_id: str) -> None:
     stop, failures, served = threading.Event(), [], []
 
