@@ -78,7 +78,7 @@ class Exchange:
         self._deadline = asyncio.get_running_loop().time() + timeout_s
         self._engine_s = 0.0
         self._first_piece_at: float | None = None
-        self._stream = bool(request.stream)
+        self.streams = bool(request.stream)
         self._capture = StreamCapture(dialect, hide_usage=not request.shows_usage)
         self._captured: Captured | None = None
         self._ended_by: Status | None = "client_abort"  # until it is known to have ended otherwise
@@ -116,7 +116,7 @@ class Exchange:
             raise self._failed(UpstreamError("The engine sent no status."))
         if head[0] != 200:
             raise self._failed(engine_error(head[0], await self._rest()))
-        if self._stream:
+        if self.streams:
             self._held = await self._next_piece()
             refusal = self._capture.refusal()
             if refusal is not None:
@@ -207,7 +207,7 @@ class Exchange:
     def _result(self) -> Captured:
         if self._captured is not None:
             return self._captured
-        captured = self._capture.result() if self._stream else Captured()
+        captured = self._capture.result() if self.streams else Captured()
         if self._over:
             self._captured = captured
         return captured

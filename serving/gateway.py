@@ -107,54 +107,44 @@ class Gateway:
         started = time.perf_counter()
         key = await self.authorize(request, "inference")
         admission = self.limits.admit(key)
-        answer = None
+        exchange: Exchange | None = None
+        handed_over = False
         try:
-            answer = await self._generate(request, response_id, dialect, key, admission, started)
-            return answer
+            exchange = await self._exchange(request, response_id, dialect, key, started)
+            await until_disconnect(request, exchange.open(self.engine))
+            if exchange.streams:
+                self.under_way += 1  # _end_stream gives it back
+                handed_over = True
+                return EventStream(exchange, answer_headers(exchange) | admission.headers, self._end_stream(admission))
+            whole = await until_disconnect(request, exchange.read_whole())
+        except (ApiError, ClientGone, asyncio.CancelledError) as error:  # Ray Serve cancels when a client leaves
+            if exchange is not None and (not isinstance(error, ApiError) or error.status >= 500):
+                self.recorder.record_later([exchange.interaction()])
+            raise
         finally:
-            if not isinstance(answer, EventStream):  # a stream ends later
-                admission.end()
+            if not handed_over:
+                if exchange is not None:
+                    exchange.cancel()
+                admission.end(exchange.tokens_used if exchange else 0)
+        headers = answer_headers(exchange) | admission.headers
+        await self.recorder.record([exchange.interaction()])
+        return Response(whole, media_type="application/json", headers=headers)
 
-    async def _generate(
-        self,
-        request: Request,
-        response_id: str,
-        dialect: Dialect,
-        key: ApiKey,
-        admission: Admission,
-        started: float,
-    ) -> Response:
+    async def _exchange(
+        self, request: Request, response_id: str, dialect: Dialect, key: ApiKey, started: float
+    ) -> Exchange:
+        """Read the body and route it; the engine has heard nothing yet."""
         body = parse_model(await self._body(request), dialect.request)
         caller = self.caller(request, key, body.asked_by)
-        route = self.router.table.route(body.model, caller.user or caller.session_id or response_id)
-        exchange = Exchange(
+        return Exchange(
             response_id=response_id,
-            route=route,
+            route=self.router.table.route(body.model, caller.user or caller.session_id or response_id),
             request=body,
             caller=caller,
             started=started,
             timeout_s=self.settings.request_timeout_s,
             dialect=dialect,
         )
-        handed_over = False
-        try:
-            await until_disconnect(request, exchange.open(self.engine))
-            if body.stream:
-                self.under_way += 1  # _end_stream gives it back
-                handed_over = True
-                return EventStream(exchange, answer_headers(exchange) | admission.headers, self._end_stream(admission))
-            whole = await until_disconnect(request, exchange.read_whole())
-        except (ApiError, ClientGone, asyncio.CancelledError) as error:  # Ray Serve cancels when a client leaves
-            if not isinstance(error, ApiError) or error.status >= 500:
-                self.recorder.record_later([exchange.interaction()])
-            raise
-        finally:
-            if not handed_over:
-                exchange.cancel()
-                admission.end(exchange.tokens_used)
-        headers = answer_headers(exchange) | admission.headers
-        await self.recorder.record([exchange.interaction()])
-        return Response(whole, media_type="application/json", headers=headers)
 
     def _end_stream(self, admission: Admission) -> Callable[[Exchange], None]:
         """What to do when the stream is over: free the engine, record the answer, give the slot back."""

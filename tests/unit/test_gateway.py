@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from serving.keys import KeyLimits
 from serving.routing import RoutingTable
 from serving.settings import ServingSettings
 from tests.helpers.serving import (
@@ -97,6 +99,28 @@ async def a_body_that_never_comes_is_given_up_and_its_slot_comes_back() -> None:
     assert sent[0]["status"] == 408
     assert bench.gateway.under_way == 0
     assert bench.outbox.interactions == []
+
+
+async def a_request_counts_against_its_key_while_its_body_is_still_coming() -> None:
+    table = build_table()
+    [(digest, key)] = table.keys.items()
+    narrow = build_table(keys={digest: replace(key, limits=KeyLimits(concurrency=1))})
+    bench = Bench(router=StillRouter(narrow))
+    received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    received.put_nowait({"type": "http.request", "body": json.dumps(ASK).encode(), "more_body": True})
+    first = asyncio.create_task(bench.app(await chat_scope({}), received.get, send))
+    await asyncio.sleep(0.05)
+    assert received.empty()
+    check_error(await bench.ask(), 429)
+    received.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    await asyncio.wait_for(first, 2)
+    assert sent[0]["status"] == 200
+    assert (await bench.ask()).status_code == 200
 
 
 async def a_client_that_leaves_before_its_answer_is_recorded() -> None:
