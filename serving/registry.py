@@ -7,6 +7,7 @@ Each function runs in the caller's transaction and does not commit. Gateways and
 change reaches them within poll_interval_s.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -168,7 +169,10 @@ def replicas_for(connection: Connection, checkpoint_id: str, timeout_s: float = 
 
 def proofs(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0) -> list[ReplicaProof]:
     """What each replica, live or gone, found about the checkpoint; newest first."""
-    live = set(replicas_for(connection, checkpoint_id, timeout_s))
+    return _proofs(connection, checkpoint_id, replicas_for(connection, checkpoint_id, timeout_s))
+
+
+def _proofs(connection: Connection, checkpoint_id: str, live: Sequence[str]) -> list[ReplicaProof]:
     rows = connection.execute(
         "select * from checkpoint_replicas where checkpoint_id = %s order by proven_at desc", (checkpoint_id,)
     )
@@ -177,8 +181,8 @@ def proofs(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0) 
 
 def require_proven(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0) -> None:
     """Raises CheckpointNotProven unless a replica lives and every live one has proven the checkpoint."""
-    found = {proof.replica_id: proof for proof in proofs(connection, checkpoint_id, timeout_s) if proof.live}
     replicas = replicas_for(connection, checkpoint_id, timeout_s)
+    found = {proof.replica_id: proof for proof in _proofs(connection, checkpoint_id, replicas) if proof.live}
     if not replicas:
         raise CheckpointNotProven(f"no engine replica is live, so none has proven {checkpoint_id}")
     for replica_id in replicas:
@@ -235,8 +239,8 @@ def describe(connection: Connection, checkpoint_id: str, timeout_s: float = 15.0
     servable: every live replica has proven it; settled: every live replica has tried it. Raises CheckpointUnknown.
     """
     checkpoint = get_checkpoint(connection, checkpoint_id)
-    live = replicas_for(connection, checkpoint_id, timeout_s)
-    found = [proof for proof in proofs(connection, checkpoint_id, timeout_s) if proof.live]
+    live = live_replicas(connection, checkpoint.base_id, timeout_s)
+    found = [proof for proof in _proofs(connection, checkpoint_id, live) if proof.live]
     aliases = connection.execute("select alias from aliases where checkpoint_id = %s order by 1", (checkpoint_id,))
     lineage = {name: value for name, value in checkpoint.manifest.items() if name not in ("canaries", "history")}
     return {
