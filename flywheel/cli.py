@@ -27,8 +27,6 @@ cli_bench.add_to(app)
 model_app = typer.Typer(help="The base model.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
-
 
 @app.callback()
 def root(
@@ -60,7 +58,7 @@ def up(
 
 
 @app.command()
-def status(context: typer.Context, as_json: Json = False) -> None:
+def status(context: typer.Context, as_json: cli_parts.Json = False) -> None:
     """Show every component, and whether the API is ready. Exit code 1 when nothing runs."""
     from flywheel import terminal
 
@@ -84,7 +82,7 @@ def redeploy(context: typer.Context) -> None:
 
 
 @app.command()
-def config(context: typer.Context, as_json: Json = False) -> None:
+def config(context: typer.Context, as_json: cli_parts.Json = False) -> None:
     """Print the settings as they are resolved, secrets masked."""
     from flywheel import terminal
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flywheel.cli_parts import settings_of
+from flywheel.cli_parts import Json, print_rows, settings_of
 
 bench_app = typer.Typer(help="Measure this platform against its peers.", no_args_is_help=True)
 
@@ -20,7 +20,7 @@ def bench_serving(
     context: typer.Context,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; their medians are shown.")] = 5,
     peer: Annotated[list[str] | None, typer.Option(help="vllm, ray_serve_llm. Repeatable; both by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a script.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Streaming speed beside vLLM's own server and Ray Serve LLM, same engine arguments, same load, one run."""
     from rich.console import Console
@@ -43,14 +43,14 @@ def bench_serving(
     if as_json:
         typer.echo(json.dumps(report))
         return
-    from flywheel.terminal import print_fields, print_rows
+    from flywheel.terminal import print_fields
 
     rows = [
         {"server": name, "at once": count, **figures}
         for name, by_count in report["servers"].items()
         for count, figures in by_count.items()
     ]
-    print_rows("Streaming, 96 new tokens", rows)
+    print_rows("Streaming, 96 new tokens", rows, as_json=False)
     print_fields(
         f"{OURS} against its peers",
         {name: value for name, value in report.items() if "_vs_" in name or "ratio" in name or "added" in name},

@@ -1,12 +1,14 @@
-"""Commands that run one component each, alone or under the supervisor.
+"""What the command modules share, and the commands that run one component each, alone or under the supervisor.
 
 A component runs until SIGTERM or SIGINT, then drains within its own bounds and ends with exit code 0.
 """
 
+import json
 import logging
 import signal
 import threading
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +28,19 @@ def settings_of(context: typer.Context) -> "Settings":
     from flywheel.settings import load_settings, parse_assignments
 
     return load_settings(**parse_assignments(context.obj))
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
+
+
+def print_rows(title: str, rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """Rows as a table for people, or as JSON."""
+    if as_json:
+        typer.echo(json.dumps(rows, default=str))
+        return
+    from flywheel import terminal
+
+    terminal.print_rows(title, rows)
 
 
 def connect_to(context: typer.Context) -> "Connection":

@@ -1,13 +1,10 @@
 """Commands about what the platform keeps: the ledger's audit, rounds."""
 
 import json
-from typing import Annotated, Any
 
 import typer
 
-from flywheel.cli_parts import connect_to, settings_of
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
+from flywheel.cli_parts import Json, connect_to, print_rows, settings_of
 
 feedback_app = typer.Typer(help="The ledger of votes and answers.", no_args_is_help=True)
 rounds_app = typer.Typer(help="Turns of the wheel.", no_args_is_help=True)
@@ -38,25 +35,12 @@ def feedback_audit(context: typer.Context, as_json: Json = False) -> None:
 @rounds_app.command("list")
 def rounds_list(context: typer.Context, as_json: Json = False) -> None:
     """All rounds, each with its state and the reason for it."""
-    _print_rows(
-        context,
-        """
+    query = """
         select r.number, r.round_id, r.state, r.created_at, r.updated_at,
                (select t.reason from round_transitions t where t.round_id = r.round_id
                 order by t.ordinal desc limit 1) as reason
         from rounds r order by r.number
-        """,
-        "Rounds",
-        as_json=as_json,
-    )
-
-
-def _print_rows(context: typer.Context, query: Any, title: str, *, as_json: bool) -> None:
+        """
     with connect_to(context) as connection:
         rows = connection.execute(query).fetchall()
-    if as_json:
-        typer.echo(json.dumps(rows, default=str))
-    else:
-        from flywheel.terminal import print_rows
-
-        print_rows(title, rows)
+    print_rows("Rounds", rows, as_json=as_json)

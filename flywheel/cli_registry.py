@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flywheel.cli_parts import connect_to, settings_of
+from flywheel.cli_parts import Json, connect_to, print_rows, settings_of
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
 Alias = Annotated[str | None, typer.Option(help="The name that people use; the settings' alias when not given.")]
 Reason = Annotated[str, typer.Option(help="Kept with the move.")]
 
@@ -63,7 +62,7 @@ def key_list(context: typer.Context, as_json: Json = False) -> None:
         }
         for key in keys
     ]
-    _print_rows("API keys", rows, as_json=as_json)
+    print_rows("API keys", rows, as_json=as_json)
 
 
 @key_app.command("revoke")
@@ -122,7 +121,7 @@ def checkpoint_list(context: typer.Context, as_json: Json = False) -> None:
         """
     with connect_to(context) as connection:
         rows = connection.execute(query).fetchall()
-    _print_rows("Checkpoints", rows, as_json=as_json)
+    print_rows("Checkpoints", rows, as_json=as_json)
 
 
 @checkpoint_app.command("show")
@@ -196,19 +195,10 @@ def _print_checkpoint(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found, default=str))
         return
-    from flywheel.terminal import print_fields, print_rows
+    from flywheel.terminal import print_fields
 
     proofs = found.pop("proofs")
     print_fields(found["checkpoint_id"], found)
     for proof in proofs:
         print_fields(f"{proof['replica_id']}: {proof['status']}", {"reason": proof["reason"]})
-        print_rows("nats a token from the manifest, by canary", proof["sequences"])
-
-
-def _print_rows(title: str, rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(rows, default=str))
-        return
-    from flywheel.terminal import print_rows
-
-    print_rows(title, rows)
+        print_rows("nats a token from the manifest, by canary", proof["sequences"], as_json=False)

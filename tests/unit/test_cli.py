@@ -81,6 +81,15 @@ def an_error_of_ours_is_a_line_and_an_exit_code(tmp_path: Path) -> None:
     assert "no component is called nothing" in unknown.stderr
 
 
+def a_home_that_can_not_be_made_is_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for home in (Path("/proc/nohome"), tmp_path / "file"):
+        answer = run("up", "--detach", folder=home)
+        assert answer.returncode == 1
+        assert "can't be used" in answer.stderr
+        assert "Traceback" not in answer.stderr
+
+
 def a_command_that_needs_the_database_says_that_it_is_not_there(tmp_path: Path) -> None:
     answer = run("rounds", "list", folder=tmp_path)
     assert answer.returncode == 1
