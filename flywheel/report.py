@@ -71,13 +71,7 @@ def facts_of(report: dict[str, Any]) -> list[tuple[str, str]]:
             ("degenerate answers", f"{report['degenerate_share_old']:.1%} → {report['degenerate_share_new']:.1%}"),
         ]
     if report["reward_accuracy"] is not None:
-        rows.append(
-            (
-                "reward model",
-                f"{report['reward_accuracy']:.1%} of held-out votes ({reward['held_out_low']:.1%} to "
-                f"{reward['held_out_high']:.1%}); length alone {reward['length_only_accuracy']:.1%}",
-            )
-        )
+        rows.append(("reward model, on held-out votes", reward["length_sentence"]))
     rows.append(
         (
             "ledger",

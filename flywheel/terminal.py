@@ -15,6 +15,7 @@ from flywheel.components import api_is_ready
 from flywheel.settings import Settings, masked
 from flywheel.state import PlatformState, read_state
 
+_QUIET_S = 15.0  # without a line, while something starts
 _COLOURS = {"running": "green", "done": "green", "starting": "yellow", "backoff": "red", "failed": "red"}
 
 
@@ -105,12 +106,13 @@ def print_fields(title: str, fields: dict[str, Any]) -> None:
 
 
 class _Progress:
-    """A live table on a terminal; one line for each change anywhere else."""
+    """A live table on a terminal; anywhere else a line for each change, and one after each quiet while."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._seen: dict[str, str] = {}
+        self._spoke_at = time.monotonic()
 
     def __enter__(self) -> "_Progress":
         if self._live:
@@ -131,12 +133,21 @@ class _Progress:
             self._seen = now  # what stands already is no news
         for name, text in now.items():
             if text != self._seen.get(name, "waiting"):
-                self._console.print(f"{time.strftime('%H:%M:%S')} {name}: {text}", markup=False, highlight=False)
+                self._say(f"{name}: {text}")
         self._seen = now
+        waiting_for = [name for name, component in state.components.items() if component.state == "starting"]
+        if waiting_for and time.monotonic() - self._spoke_at > _QUIET_S:
+            self._say(f"{', '.join(waiting_for)}: still starting after {time.time() - state.began_at:.0f} s")
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False)
+        self._spoke_at = time.monotonic()
 
 
 def _components_table(state: PlatformState) -> Table:
-    table = Table("part", "state", "pid", "restarts", "", title=f"flywheel: {state.phase}")
+    age = f", {time.time() - state.began_at:.0f} s" if state.phase == "starting" else ""
+    table = Table("part", "state", "pid", "restarts", title=f"flywheel: {state.phase}{age}")
+    table.add_column("", overflow="fold")  # a path cut short is no use
     for name, step in state.steps.items():
         detail = f"{step.seconds} s" if step.seconds is not None else step.note
         table.add_row(name, _coloured(step.state), "", "", detail)
