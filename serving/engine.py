@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from feedback.events import uuid7
@@ -132,8 +133,16 @@ def engine_environment(settings: ServingSettings) -> dict[str, str]:
 
     A single CPU engine gets one thread on each core; vLLM's default leaves a core to its scheduler. Several engines
     on one machine float: bound to the same cores they would starve each other.
+    vLLM compiles a few functions of its sampler even when the model runs eagerly, half a minute at each start: torch
+    keeps them, and the headers that it precompiles for them, in the temporary folder, which ends with the platform.
+    Here they go to the user's cache, and no headers are precompiled.
     """
-    environment = {"VLLM_NO_USAGE_STATS": "1"}
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flywheel" / "torchinductor"
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
     if not settings.engine_gpus:
         alone = max(settings.engine_replicas, settings.engine_replicas_max) == 1
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
