@@ -31,8 +31,9 @@ from loadtest.stream_reader import Timing, read_stream, timing_of
 from serving.engine import engine_arguments, engine_environment
 
 OURS, VLLM, RAY_LLM = "flywheel", "vllm", "ray_serve_llm"
-TURNS = {1: 4, 4: 1, 16: 1}  # streams at once → turns of each server in a round
+TURNS = {1: 8, 4: 1, 16: 1}  # streams at once → turns of each server in a round
 NEW_TOKENS = 96
+SETTLE_S = 1.5  # vLLM's worker spins on its queue for a second after its last step, on a core that the next turn needs
 _START_LIMIT_S = 400.0
 _STREAM_LIMIT_S = 300.0
 
@@ -142,6 +143,7 @@ async def _drive(servers: list[Server], rounds: int, say: Callable[[str], None])
                     first = (number + turn) % len(servers)
                     for server in servers[first:] + servers[:first]:
                         seed = 1 + number * turns + turn
+                        await asyncio.sleep(SETTLE_S)
                         done = await _turn(session, server, concurrency, seed)
                         measured[server.name, concurrency].append(done)
                         say(

@@ -3,11 +3,13 @@
 The peer's own application with the engine arguments that this platform uses; it serves "base" until SIGTERM.
 """
 
+import dataclasses
 import signal
 import sys
 import threading
+from typing import Any
 
-from serving.engine import engine_dtype
+from serving.engine import engine_arguments
 from serving.settings import ServingSettings
 
 
@@ -24,18 +26,7 @@ def main(settings: ServingSettings, port: int) -> None:
         signal.signal(number, lambda *_: stop.set())
     config = LLMConfig(
         model_loading_config={"model_id": "base", "model_source": str(settings.model.resolve())},
-        engine_kwargs={
-            "dtype": engine_dtype(settings),
-            "max_model_len": settings.max_model_len,
-            "max_num_seqs": settings.max_num_seqs,
-            "enable_lora": True,
-            "max_loras": settings.max_loras,
-            "max_cpu_loras": max(settings.max_cpu_loras, settings.max_loras),
-            "max_lora_rank": settings.max_lora_rank,
-            "lora_target_modules": list(settings.lora_modules),
-            "generation_config": "vllm",
-            "enforce_eager": settings.enforce_eager,
-        },
+        engine_kwargs=engine_options(settings),
         deployment_config={"num_replicas": 1, "max_ongoing_requests": 512},
         placement_group_config={"bundles": [{"CPU": 1}]},
     )
@@ -44,6 +35,18 @@ def main(settings: ServingSettings, port: int) -> None:
     stop.wait()
     serve.shutdown()
     ray.shutdown()
+
+
+def engine_options(settings: ServingSettings) -> dict[str, Any]:
+    """`engine_arguments` as keyword arguments of vLLM's engine: those that differ from its defaults, by name."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(engine_arguments(settings, "base"))
+    wanted, plain = AsyncEngineArgs.from_cli_args(args), AsyncEngineArgs()
+    names = {one.name for one in dataclasses.fields(plain)} - {"model", "served_model_name"}
+    return {name: getattr(wanted, name) for name in names if getattr(wanted, name) != getattr(plain, name)}
 
 
 if __name__ == "__main__":

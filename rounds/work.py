@@ -45,14 +45,15 @@ def run_on_ray(
         )
         threads = str(settings.work_threads or os.cpu_count() or 1)
         reference = task.options(runtime_env={"env_vars": {"OMP_NUM_THREADS": threads}}).remote(**arguments)
+        finished = False
         try:
-            while True:
-                done, _ = ray.wait([reference], timeout=1.0)
-                if done:
-                    return ray.get(reference)
+            while not (finished := bool(ray.wait([reference], timeout=1.0)[0])):
                 keep_alive()
         finally:
-            ray.cancel(reference, force=True)
+            # Cancelling a task whose answer is just being taken in ends this process: Ray 2.60 aborts in its C++.
+            if not finished:
+                ray.cancel(reference, force=True)
+        return ray.get(reference)
     except RayTaskError as error:
         kind = WorkRefused if isinstance(error.cause, FeedbackError | RewardError | RoundsError) else WorkFailed
         raise kind(f"{function.__name__} failed: {type(error.cause).__name__}: {error.cause}") from error

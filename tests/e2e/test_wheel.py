@@ -142,3 +142,5 @@ def the_real_model_makes_a_short_turn(base_model: Path, tmp_path: Path) -> None:
         assert reports["checkpoint_gate"]["numbers"]["base_nll_old"] < 4
         assert "experiment" in reports, wheel.reason()
         assert platform.audit_when_drained()["clean"]
+        restarts = {name: one.restarts for name, one in read_state(platform.settings.home).components.items()}
+        assert not any(restarts.values()), restarts
