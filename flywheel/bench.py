@@ -104,7 +104,7 @@ PEERS = (VLLM, RAY_LLM)
 @contextlib.contextmanager
 def _process(command: list[str], settings: Settings, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A peer's process with the engine's environment; ended with everything below it."""
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1))}  # as our engine has
+    threads = {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # as our engine has
     environment = {**os.environ, **threads, **engine_environment(settings.serving), "TMPDIR": str(log.parent)}
     with log.open("wb") as stream:
         process = subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)

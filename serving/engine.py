@@ -131,8 +131,8 @@ def _refuse_tokens_without_embedding(engine: Any) -> None:
 def engine_environment(settings: ServingSettings) -> dict[str, str]:
     """What vLLM reads from the environment of an engine's process.
 
-    A single CPU engine gets one thread on each core; vLLM's default leaves a core to its scheduler. Several engines
-    on one machine float: bound to the same cores they would starve each other.
+    On a CPU the engine's process runs the model itself: vLLM's worker process would cost another start and a hop for
+    every token, for a binding of threads to cores that two cores don't need.
     vLLM compiles a few functions of its sampler even when the model runs eagerly, half a minute at each start: torch
     keeps them, and the headers that it precompiles for them, in the temporary folder, which ends with the platform.
     Here they go to the user's cache, and no headers are precompiled.
@@ -144,10 +144,8 @@ def engine_environment(settings: ServingSettings) -> dict[str, str]:
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
     if not settings.engine_gpus:
-        alone = max(settings.engine_replicas, settings.engine_replicas_max) == 1
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
-        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = cores if alone else "nobind"
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return environment
 
 

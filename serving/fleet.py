@@ -76,10 +76,14 @@ class Fleet:
     def _engines(self, name: str, model: Checkpoint) -> RunTarget:
         environment = self._environment()
         # Ray would set it to num_cpus, which is a share and not a number of threads.
-        environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) - 1))
-        if model.checkpoint_id != self._first_id and not self.settings.engine_gpus:
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # beside the engine that holds the cores
+        environment["OMP_NUM_THREADS"] = str(self._threads(model))
         return RunTarget(build_engines(self.settings, model, self._dsn, environment), name=name, route_prefix=None)
+
+    def _threads(self, model: Checkpoint) -> int:
+        """Of a CPU engine: one on each core; one less beside others, who would wait for it at every barrier."""
+        cores = os.cpu_count() or 1
+        alone = max(self.settings.engine_replicas, self.settings.engine_replicas_max) == 1
+        return cores if alone and model.checkpoint_id == self._first_id else max(1, cores - 1)
 
     def _environment(self) -> dict[str, str]:
         """Of a replica. Serve replaces replicas when it changes, so a redeploy changes it."""
