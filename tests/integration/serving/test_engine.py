@@ -4,7 +4,6 @@ import json
 import select
 import shutil
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -266,36 +265,6 @@ def canaries_that_the_engine_does_not_take_refuse_their_adapter_and_nothing_else
         retire_checkpoint(connection, odd.checkpoint_id)
     with platform.client() as client:
         assert client.post("/v1/chat/completions", json=ASK).status_code == 200
-
-
-def an_alias_moves_while_requests_run_and_none_fails(platform: Platform, adapter: Checkpoint, base_id: str) -> None:
-    stop, failures, served = threading.Event(), [], []
-
-    def chat(number: int) -> None:
-        with platform.client() as client:
-            while not stop.is_set():
-                answer = client.post("/v1/chat/completions", json={**ASK, "stream": True, "user": f"u{number}"})
-                checkpoint_id = answer.headers.get("x-flywheel-checkpoint", "")
-                served.append(checkpoint_id)
-                if answer.status_code != 200 or '"error"' in answer.text:
-                    failures.append(answer.text)
-                if answer.text.count(checkpoint_id) != answer.text.count('"model"'):
-                    failures.append(f"mixed: {answer.text}")
-
-    threads = [threading.Thread(target=chat, args=(number,), daemon=True) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    with platform.database() as connection:
-        for target in (adapter.checkpoint_id, base_id, adapter.checkpoint_id, base_id):
-            move_alias(connection, "flash", target, "a test")
-            seen, deadline = len(served), time.monotonic() + 60
-            while target not in served[seen:]:
-                assert time.monotonic() < deadline, f"nobody was served by {target}: {failures}"
-                time.sleep(0.2)
-    stop.set()
-    for thread in threads:
-        thread.join(60)
-    assert not failures
 
 
 def a_retired_adapter_is_unknown_again(platform: Platform, adapter: Checkpoint) -> None:
