@@ -33,7 +33,6 @@ from serving.engine import engine_arguments, engine_environment
 OURS, VLLM, RAY_LLM = "flywheel", "vllm", "ray_serve_llm"
 TURNS = {1: 8, 4: 1, 16: 1}  # streams at once → turns of each server in a round
 NEW_TOKENS = 96
-SETTLE_S = 1.5  # vLLM's worker spins on its queue for a second after its last step, on a core that the next turn needs
 _START_LIMIT_S = 400.0
 _STREAM_LIMIT_S = 300.0
 
@@ -104,7 +103,7 @@ PEERS = (VLLM, RAY_LLM)
 @contextlib.contextmanager
 def _process(command: list[str], settings: Settings, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A peer's process with the engine's environment; ended with everything below it."""
-    threads = {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}  # as our engine has
+    threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}  # as our engine has
     environment = {**os.environ, **threads, **engine_environment(settings.serving), "TMPDIR": str(log.parent)}
     with log.open("wb") as stream:
         process = subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)
@@ -143,7 +142,6 @@ async def _drive(servers: list[Server], rounds: int, say: Callable[[str], None])
                     first = (number + turn) % len(servers)
                     for server in servers[first:] + servers[:first]:
                         seed = 1 + number * turns + turn
-                        await asyncio.sleep(SETTLE_S)
                         done = await _turn(session, server, concurrency, seed)
                         measured[server.name, concurrency].append(done)
                         say(

@@ -81,7 +81,7 @@ class Fleet:
 
     def _threads(self, model: Checkpoint) -> int:
         """Of a CPU engine: one on each core; one less beside others, who would wait for it at every barrier."""
-        cores = os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
         alone = max(self.settings.engine_replicas, self.settings.engine_replicas_max) == 1
         return cores if alone and model.checkpoint_id == self._first_id else max(1, cores - 1)
 
