@@ -77,7 +77,7 @@ class Reconciler:
         replica_id: str,
         base_checkpoint_id: str,
         tolerance: CanaryTolerance,
-        unload_after_s: float = 5.0,
+        unload_after_s: float,
     ) -> None:
         self._engine = engine
         self._database = HeldConnection(dsn)

@@ -201,6 +201,7 @@ class EngineReplica:
             replica_id=f"engine-{uuid7().hex}",
             base_checkpoint_id=base_checkpoint_id,
             tolerance=settings.canary_tolerance,
+            unload_after_s=settings.unload_after_s,
         )
         try:
             await self._reconciler.prove_base()

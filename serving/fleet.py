@@ -8,6 +8,7 @@ thread.
 
 import logging
 import os
+import time
 from typing import Any
 
 from ray import serve
@@ -33,6 +34,7 @@ class Fleet:
         self._first_id = first_id
         self._database = HeldConnection(dsn)
         self._models: dict[str, Checkpoint] = {}  # application name → the model that its engines run
+        self._retired_at: dict[str, float] = {}  # application name → monotonic seconds
         self._told: set[str] = set()
         self._generation = 0
 
@@ -54,9 +56,14 @@ class Fleet:
                 log.warning("no engine for %s: max_models is %d", left_out.checkpoint_id, self.settings.max_models)
                 self._told.add(left_out.checkpoint_id)
         wanted = {engine_application_name(m.checkpoint_id): m for m in models[: self.settings.max_models]}
+        for name in self._models.keys() & wanted.keys():
+            self._retired_at.pop(name, None)
         for name in self._models.keys() - wanted.keys():
-            log.info("the engines of %s drain and end: it was retired", self._models.pop(name).checkpoint_id)
-            serve.delete(name, _blocking=False)
+            # Gateways read the registry in their own time; a request for an application that is gone would wait.
+            if time.monotonic() - self._retired_at.setdefault(name, time.monotonic()) >= self.settings.unload_after_s:
+                del self._retired_at[name]
+                log.info("the engines of %s drain and end: it was retired", self._models.pop(name).checkpoint_id)
+                serve.delete(name, _blocking=False)
         fresh = {name: model for name, model in wanted.items() if name not in self._models}
         if fresh:
             _run([self._engines(name, model) for name, model in fresh.items()])

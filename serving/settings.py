@@ -47,6 +47,7 @@ class ServingSettings(BaseModel):
     max_body_bytes: largest request; what it asks and what is answered
     must fit in one record of the log. max_concurrency: requests under way in one gateway; more are
     answered with 503. poll_interval_s: how old a key, alias or experiment may be in a gateway or engine.
+    unload_after_s: how long a retired checkpoint is still served to gateways that have not read of it.
     replica_timeout_s: an engine replica without a heartbeat for so long counts as gone.
     drain_timeout_s: how long running streams may go on after stop. start_timeout_s: for the engine's start.
     ray_address: an existing Ray; empty starts a local one.
@@ -84,6 +85,7 @@ class ServingSettings(BaseModel):
     max_body_bytes: int = Field(default=1 << 19, ge=1)
     max_concurrency: int = Field(default=256, ge=1)
     poll_interval_s: float = Field(default=0.5, gt=0)
+    unload_after_s: float = Field(default=5, ge=0)
     replica_timeout_s: float = Field(default=15, gt=0)
     drain_timeout_s: float = Field(default=30, ge=0)
     start_timeout_s: float = Field(default=300, gt=0)
