@@ -151,7 +151,7 @@ def a_client_that_leaves_in_mid_stream_frees_the_engine_within_a_second(platform
         response_id = answer.headers["x-flywheel-response-id"]
         for _, _line in zip(range(8), answer.iter_lines(), strict=False):
             pass
-        assert platform.running_in_the_engine() == 1
+        wait_for(lambda: platform.running_in_the_engine() == 1, 5, "the engine does not work on it")
     assert wait_for(lambda: platform.running_in_the_engine() == 0, 5, "the engine works for nobody") < 1.0
     record = platform.wait_for_interaction(response_id)
     assert record.status == "client_abort"
