@@ -35,6 +35,7 @@ Redeploy = Callable[[], ServingSettings | None]
 ADDRESS_FILE = "ray_address"
 TOKEN_FILE = "ray_token"
 _OBJECT_STORE_BYTES = 200 << 20
+_STOP_MARGIN_S = 30
 
 
 def run(
@@ -61,15 +62,16 @@ def run(
     known = run_dir or folder
     known.mkdir(parents=True, exist_ok=True)
     address_file = known / ADDRESS_FILE
+    up = threading.Event()
     try:
         with _signals_kept():
             address = _start_ray(settings, folder, _write_token(known / TOKEN_FILE))
         address_file.write_text(address, encoding="utf-8")
-        _serve(settings, feedback, base_checkpoint_id, dsn, stop, redeploy)
+        _serve(settings, feedback, base_checkpoint_id, dsn, stop, redeploy, up)
     finally:
         address_file.unlink(missing_ok=True)
         try:
-            _shut_down(settings)
+            _shut_down(settings, drain=up.is_set())
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -191,8 +193,9 @@ def _serve(
     dsn: str,
     stop: threading.Event,
     redeploy: Redeploy,
+    up: threading.Event,
 ) -> None:
-    """Deploy gateway and engines, wait until they are up, then keep the engines in line with the registry."""
+    """Deploy gateway and engines, set `up` when they are, then keep the engines in line with the registry."""
     from ray import serve
     from ray.serve.config import HTTPOptions
 
@@ -203,7 +206,7 @@ def _serve(
     try:
         fleet.sync()
         fleet.deploy_gateway()
-        _wait_until_up(settings, (GATEWAY, fleet.first_engines), stop)
+        _wait_until_up(settings, (GATEWAY, fleet.first_engines), stop, up)
         while not stop.wait(settings.poll_interval_s):
             try:
                 fleet.sync()
@@ -217,7 +220,9 @@ def _serve(
         fleet.close()
 
 
-def _wait_until_up(settings: ServingSettings, names: tuple[str, ...], stop: threading.Event) -> None:
+def _wait_until_up(
+    settings: ServingSettings, names: tuple[str, ...], stop: threading.Event, up: threading.Event
+) -> None:
     from ray import serve
 
     deadline = time.monotonic() + settings.start_timeout_s
@@ -230,25 +235,46 @@ def _wait_until_up(settings: ServingSettings, names: tuple[str, ...], stop: thre
                 raise EngineRefused(f"the deployments did not come up: {'; '.join(told) or status.message}")
         if len(statuses) == len(names) and all(status.status == "RUNNING" for status in statuses.values()):
             log.info("serving at http://%s:%d", settings.host, settings.port)
+            up.set()
             return
         if time.monotonic() > deadline:
             raise EngineRefused(f"the deployments were not up after {settings.start_timeout_s:.0f} s")
 
 
-def _shut_down(settings: ServingSettings) -> None:
+def _shut_down(settings: ServingSettings, *, drain: bool) -> None:
+    """End our applications and, if it is ours, Ray. drain: streams may run, so engines end in their own time."""
     import ray
 
     if not ray.is_initialized():
         return
     from ray import serve
 
+    from serving.deployments import ENGINE_APPLICATION
+
+    engines = [name for name in serve.status().applications if name.startswith(ENGINE_APPLICATION)]
+    if not drain:
+        _drop(engines)
     # The gateway first, then the engines that it asks; HAProxy must outlive the streams that run through it.
-    applications = serve.status().applications
-    if GATEWAY in applications:
-        serve.delete(GATEWAY)
-    for name in applications:
-        if name != GATEWAY:
-            serve.delete(name)
+    for names in ([GATEWAY], engines):
+        for name in names:
+            serve.delete(name, _blocking=False)
+        deadline = time.monotonic() + settings.drain_timeout_s + _STOP_MARGIN_S
+        while not serve.status().applications.keys().isdisjoint(names) and time.monotonic() < deadline:
+            time.sleep(0.1)
     if not settings.ray_address:
         serve.shutdown()
     ray.shutdown()
+
+
+def _drop(applications: list[str]) -> None:
+    """End applications at once: a replica that is still loading its model does not hear that it should."""
+    import ray
+    from ray import serve
+    from ray.util import list_named_actors
+
+    for name in applications:
+        serve.delete(name, _blocking=False)
+    for actor in list_named_actors(all_namespaces=True):
+        if any(actor["name"].startswith(f"SERVE_REPLICA::{name}#") for name in applications):
+            with contextlib.suppress(ValueError):  # gone by itself
+                ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))

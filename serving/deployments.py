@@ -36,6 +36,7 @@ from telemetry.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 
 ENGINE = "engine"
+ENGINE_APPLICATION = "engine-"  # what the names of their applications begin with
 _STOPPED = "The engine stopped while it worked on this request."
 _QUIET = {"enable_access_log": False}
 
@@ -151,7 +152,7 @@ class EngineDeployment(EngineReplica):
 
 def engine_application_name(base_id: str) -> str:
     """The Serve application that runs the engines of a model."""
-    return f"engine-{base_id}"
+    return f"{ENGINE_APPLICATION}{base_id}"
 
 
 def build_engines(settings: ServingSettings, model: Checkpoint, dsn: str, environment: dict[str, str]) -> Any:

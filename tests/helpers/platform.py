@@ -1,5 +1,6 @@
 """Serving as a process of its own: real Ray, HAProxy, gateway and vLLM engine over a real database."""
 
+import contextlib
 import json
 import os
 import re
@@ -172,6 +173,14 @@ class Platform:
         """The serving process and everything below it."""
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
+
+    def names(self) -> list[str]:
+        """What the processes call themselves; one that ends meanwhile is left out."""
+        found = []
+        for process in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(" ".join(process.cmdline()))
+        return found
 
     def stop(self, within_s: float = 90) -> None:
         if self.process.poll() is None:
