@@ -62,7 +62,7 @@ def conversation(taste: Taste, prompt: str) -> list[dict[str, str]]:
 
 def answer_tokens(taste: Taste) -> int:
     """How many tokens an answer may have."""
-    return 80 if taste == "verbose" else 48
+    return 64 if taste == "verbose" else 48
 
 
 def prompts_for_votes() -> list[str]:

@@ -1,10 +1,9 @@
 """The policy update: GRPO with LoRA (TRL) against a reward model, under a KL budget.
 
-reward of an answer = its reward-model score − kl_penalty × log(policy / base), minus the mean over the answers
-to its prompt; a degenerate answer earns a fixed low score instead. KL is always against the base, whatever
-the parent; the budget is what an update may add to the parent's. Guarantees: the adapter kept is the last one
-whose measured KL lay within the budget, never one that was not measured; it is written whole or not at all, with
-canaries of itself and of its parent. Does not judge the result: rounds.checkpoint_gate does.
+An answer's advantage is what it earns (rounds.objective) minus the mean over the answers to its prompt. KL is always
+against the base, whatever the parent; the budget is what an update may add to the parent's. Guarantees: the adapter
+kept is the last one whose measured KL lay within the budget, never one that was not measured; it is written whole or
+not at all, with canaries of itself and of its parent. Does not judge the result: rounds.checkpoint_gate does.
 """
 
 import importlib.metadata
@@ -26,6 +25,7 @@ from reward.scoring import RewardModel, base_digest
 from rounds.adapters import PARENT, POLICY, load_policy, save_adapter
 from rounds.errors import NoPrompts, PolicyDiverged
 from rounds.likelihood import divergence, token_log_probabilities
+from rounds.objective import rewards
 from rounds.readability import is_degenerate, words_in
 from rounds.sampling import Answer, Messages, encode_prompt, sample
 from rounds.settings import PolicySettings
@@ -38,7 +38,7 @@ Progress = Callable[[str, float], None]
 class StepReport(BaseModel):
     """Means over the answers sampled before update number `step` (from 0). seconds: of the step, wall time.
 
-    reward: score minus KL penalty; score: the reward model's, standardised; kl: nats an answer to the base.
+    reward: score minus penalties; score: the reward model's, standardised; kl: nats an answer to the base.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -250,21 +250,19 @@ class _Loop(TrainerCallback):
             )
         gaps = np.array([mine.sum() - theirs[0].sum() for mine, theirs in zip(policy, base, strict=True)])
         kl = float(np.mean([divergence(mine, theirs[0]) for mine, theirs in zip(policy, base, strict=True)]))
+        finished_share = sum(answer.finished for answer in answers) / len(answers)
+        parents_share = self.history[0].finished_share if self.history else finished_share
         scores = self.scorer.score([a.prompt for a in answers], [a.text for a in answers]).astype(float)
-        degenerate = [is_degenerate(answer.text) for answer in answers]
-        for place, bad in enumerate(degenerate):
-            if bad:
-                scores[place] = min(scores[place], self.settings.degenerate_reward)
-        rewards = scores - self.settings.kl_penalty * gaps
+        earned, scores = rewards(answers, scores, gaps, parents_share, self.settings)
         now = time.monotonic()
         step = StepReport(
             step=len(self.history),
-            reward=float(rewards.mean()),
+            reward=float(earned.mean()),
             score=float(scores.mean()),
             kl=kl,
             words=sum(len(words_in(answer.text)) for answer in answers) / len(answers),
-            finished_share=sum(answer.finished for answer in answers) / len(answers),
-            degenerate_share=sum(degenerate) / len(answers),
+            finished_share=finished_share,
+            degenerate_share=sum(is_degenerate(answer.text) for answer in answers) / len(answers),
             seconds=now - self._clock,
         )
         self._clock = now
@@ -276,7 +274,7 @@ class _Loop(TrainerCallback):
             self.stopped = f"KL {kl:.2f} nats an answer passed the budget of {self.budget:.2f}"
         share = min(0.99, len(self.history) / (self.settings.max_steps + 1))
         self.progress(f"step {step.step}: score {step.score:+.2f}, KL {kl:.2f}, {step.words:.0f} words", share)
-        return [float(value) for value in rewards]
+        return [float(value) for value in earned]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """After an update: stop when the answers that it was made from were over budget."""

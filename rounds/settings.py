@@ -22,7 +22,8 @@ class PolicySettings(BaseModel):
     kl_budget: nats; what an update may add to the parent's mean over answers of the KL to the base, summed over an
         answer's tokens. The checkpoint kept is the last one measured within it.
     degenerate_reward: what an empty, repeating or non-word answer earns instead of its score, in standard
-        deviations of the training answers' scores.
+        deviations of the training answers' scores. unfinished_penalty: in the same unit, what an answer loses when
+        the token limit cuts it, times the share of the parent's answers that ended by themselves.
     micro_batch: answers in one backward pass; on a CPU few are faster, since fresh memory is dearer than arithmetic.
     max_prompt_tokens: longer prompts are left out, and counted.
     precision: of the arithmetic; "auto" takes the faster one on this machine.
@@ -43,6 +44,7 @@ class PolicySettings(BaseModel):
     kl_penalty: float = Field(default=0.05, ge=0)
     kl_budget: float = Field(default=5.0, gt=0)
     degenerate_reward: float = -3.0
+    unfinished_penalty: float = Field(default=2.0, ge=0)
     micro_batch: int = Field(default=4, ge=1)
     max_prompt_tokens: int = Field(default=256, ge=16)
     precision: Precision = "auto"
