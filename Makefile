@@ -34,7 +34,7 @@ units:
 	@$(BIN)/python -m pytest -m "not real and not engine"
 
 reals:
-	@$(BIN)/python -m pytest -m "(real or engine) and not long"
+	@$(BIN)/python -m pytest -m "(real or engine) and not long" --durations=10 --durations-min=20
 
 lock: setup ## Make requirements/cpu.lock anew; UPGRADE=1 takes the newest versions.
 	@$(BIN)/python requirements/lock.py $(if $(UPGRADE),--upgrade)
