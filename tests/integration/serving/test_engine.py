@@ -191,19 +191,26 @@ def an_adapter_is_loaded_proven_and_assigned_without_a_restart(
             experiment = start_experiment(
                 connection, alias="flash", control_id=base_id, candidate_id=adapter.checkpoint_id, candidate_weight=0.5
             )
-        time.sleep(3 * platform.settings.poll_interval_s)
-        answers = [client.post("/v1/chat/completions", json={**ASK, "user": f"u{n}"}) for n in range(8)]
-        assert {a.headers["x-flywheel-checkpoint"] for a in answers} == {base_id, adapter.checkpoint_id}
-        assert {a.headers["x-flywheel-experiment"] for a in answers} == {experiment.experiment_id}
-        pair = client.post("/v1/comparisons", json=ASK)
+        try:
+            time.sleep(3 * platform.settings.poll_interval_s)
+            seen: set[str] = set()
+            for number in range(40):  # each user is on either side with probability one half
+                answer = client.post("/v1/chat/completions", json={**ASK, "user": f"u{number}", "max_tokens": 2})
+                assert answer.headers["x-flywheel-experiment"] == experiment.experiment_id
+                seen.add(answer.headers["x-flywheel-checkpoint"])
+                if len(seen) == 2:
+                    break
+            assert seen == {base_id, adapter.checkpoint_id}
+            pair = client.post("/v1/comparisons", json=ASK)
+        finally:
+            with platform.database() as connection:
+                stop_experiment(connection, experiment.experiment_id, "stopped", {"reason": "the test is over"})
     records = platform.interactions()
     both = [records[one["response_id"]] for one in pair.json()["answers"]]
     assert {one.checkpoint_id for one in both} == {base_id, adapter.checkpoint_id}
     assert [one.position for one in both] == [0, 1]
     for secret in (base_id, adapter.checkpoint_id):
         assert secret not in pair.text + str(pair.headers)
-    with platform.database() as connection:
-        stop_experiment(connection, experiment.experiment_id, "stopped", {"reason": "the test is over"})
 
 
 def an_adapter_whose_weights_silently_did_not_apply_is_refused_for_that(
