@@ -15,7 +15,7 @@ import time as clock
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
@@ -89,6 +89,8 @@ ResponseId = Annotated[str, AfterValidator(_check_response_id)]
 ComparisonId = Annotated[str, AfterValidator(_check_comparison_id)]
 EventTime = Annotated[AwareDatetime, AfterValidator(_check_time)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+Text = Annotated[str, Field(min_length=1, max_length=100_000)]
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Tags = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
@@ -154,37 +156,119 @@ class Vote(Event):
     tags: Tags = Field(default_factory=dict)
 
 
-class Thumb(Vote):
-    """Up or down on one response."""
+class TargetedVote(Vote):
+    """Feedback about one thing: a response, a comparison, or a session (as its client calls it)."""
+
+    response_id: ResponseId | None = None
+    comparison_id: ComparisonId | None = None
+    session_id: Name | None = None
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        if sum(target is not None for target in (self.response_id, self.comparison_id, self.session_id)) != 1:
+            raise ValueError("name one of `response_id`, `comparison_id` and `session_id`")
+        return self
+
+
+class Thumb(TargetedVote):
+    """Up or down."""
 
     kind: Literal["thumb"]
-    response_id: ResponseId
     value: Literal["up", "down"]
 
 
-class Preference(Vote):
-    """A choice between the two answers of a comparison. `chosen` names one of its responses."""
+class Rating(TargetedVote):
+    """A value on a scale that the vote itself declares, by default 1 to 5; `highest` is the best."""
+
+    kind: Literal["rating"]
+    value: Finite
+    lowest: Finite = 1.0
+    highest: Finite = 5.0
+
+    @model_validator(mode="after")
+    def _within_the_scale(self) -> Self:
+        if not self.lowest < self.highest:
+            raise ValueError("`lowest` must be below `highest`")
+        if not self.lowest <= self.value <= self.highest:
+            raise ValueError(f"`value` must lie between {self.lowest:g} and {self.highest:g}, the scale's ends")
+        return self
+
+
+class Score(TargetedVote):
+    """A named metric's value, such as an automatic judge's; what is better depends on the metric."""
+
+    kind: Literal["score"]
+    name: Name
+    value: Finite
+
+
+class Comment(TargetedVote):
+    """Free text about it."""
+
+    kind: Literal["comment"]
+    text: Text
+
+
+class Signal(TargetedVote):
+    """What somebody did with it, without being asked."""
+
+    kind: Literal["signal"]
+    name: Literal["copied", "regenerated", "abandoned", "shared"]
+
+
+class Correction(Vote):
+    """The text that the response should have been: it beats the response."""
+
+    kind: Literal["correction"]
+    response_id: ResponseId
+    text: Text
+
+
+class Choice(Vote):
+    """A choice between two answers: the two of a comparison, or any two `responses` to one prompt.
+
+    `chosen` names the better one; a `verdict` of `tie` or `both_bad` names none.
+    """
 
     kind: Literal["preference"]
-    comparison_id: ComparisonId
+    comparison_id: ComparisonId | None = None
+    responses: tuple[ResponseId, ResponseId] | None = None
     verdict: Literal["chosen", "tie", "both_bad"] = "chosen"
     chosen: ResponseId | None = None
 
     @model_validator(mode="after")
-    def _chosen_goes_with_the_verdict(self) -> "Preference":
+    def _between_two(self) -> Self:
+        if (self.comparison_id is None) == (self.responses is None):
+            raise ValueError("name a `comparison_id`, or two `responses`")
+        if self.responses is not None and self.responses[0] == self.responses[1]:
+            raise ValueError("`responses` must be two different ones")
+        return self
+
+    @model_validator(mode="after")
+    def _chosen_goes_with_the_verdict(self) -> Self:
         if (self.verdict == "chosen") != (self.chosen is not None):
             raise ValueError("send `chosen` (the id of the better response), or `verdict` with `tie` or `both_bad`")
+        if self.chosen is not None and self.responses is not None and self.chosen not in self.responses:
+            raise ValueError("`chosen` must be one of `responses`")
         return self
 
 
-Feedback = Annotated[Thumb | Preference, Field(discriminator="kind")]
-FEEDBACK: TypeAdapter[Thumb | Preference] = TypeAdapter(Feedback)
-AnyEvent = Interaction | Thumb | Preference
+AnyVote = Thumb | Rating | Score | Comment | Correction | Choice | Signal
+VOTES: tuple[type[AnyVote], ...] = get_args(AnyVote)
+Feedback = Annotated[AnyVote, Field(discriminator="kind")]
+FEEDBACK: TypeAdapter[AnyVote] = TypeAdapter(Feedback)
+AnyEvent = Interaction | AnyVote
 
 
 def target_of(event: AnyEvent) -> str:
-    """What the event is about: the response id, or the comparison id of a preference. The record's key."""
-    return event.comparison_id if isinstance(event, Preference) else event.response_id
+    """What the event is about, and the record's key: the id of a response, of a comparison, `session:` and the id of a
+    session, or two response ids in alphabetical order with a colon between them.
+    """
+    if isinstance(event, Interaction | Correction):
+        return event.response_id
+    if isinstance(event, Choice):
+        return event.comparison_id or ":".join(sorted(event.responses or ()))
+    return event.response_id or event.comparison_id or f"session:{event.session_id}"
 
 
 def topic_of(event: AnyEvent) -> str:

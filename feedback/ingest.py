@@ -1,9 +1,9 @@
 """The ingest: reads the log and writes the store, exactly once.
 
 Guarantees
-- One PostgreSQL transaction holds a batch's rows, its dead letters and the next offset of each (topic,
-  partition, log identity). The offset moves by compare-and-set, so of two ingests that read the same
-  records one commits and the other rolls back and starts over from the stored offset.
+- One PostgreSQL transaction holds a batch's rows, what they change in the preferences, its dead letters and the
+  next offset of each (topic, partition, log identity). The offset moves by compare-and-set, so of two ingests
+  that read the same records one commits and the other rolls back and starts over from the stored offset.
 - An event is stored once, by event id, however often it comes through the log.
 - A record that can't be read or stored goes to `<topic>.dlq` and to the table `dead_letters`, and stops nobody.
 - It waits out a broker or a database that is away, and begins anew when the log is another one.

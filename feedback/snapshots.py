@@ -45,7 +45,7 @@ class Pair(BaseModel):
     source: str
     kind: str
     preference_id: str
-    chosen_response_id: str
+    chosen_response_id: str | None
     rejected_response_id: str
 
 

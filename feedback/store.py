@@ -14,7 +14,8 @@ import psycopg
 from psycopg import sql
 
 from feedback.errors import StaleOwner
-from feedback.events import AnyEvent, Interaction, Preference, Thumb
+from feedback.events import VOTES, AnyEvent, AnyVote, Interaction
+from feedback.preferences import refresh_preferences
 from storage.postgres import Connection, storable_json, storable_text
 
 Place = tuple[str, int, str]
@@ -63,16 +64,19 @@ class Written:
     refused: list[Refusal]
 
 
-def columns(event_type: type[Interaction] | type[Thumb] | type[Preference]) -> list[str]:
+def columns(event_type: type[Interaction] | type[AnyVote]) -> list[str]:
     """The column names of an event: its fields."""
     return list(event_type.model_fields)
 
 
 def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEvent]]) -> Written:
-    """Insert events whose id is new. An event that PostgreSQL can't hold is refused and harms no other."""
+    """Insert events whose id is new, and bring the preferences that they concern up to date.
+
+    An event that PostgreSQL can't hold is refused and harms no other.
+    """
     inserted = 0
     refused: list[Refusal] = []
-    for event_type in (Interaction, Thumb, Preference):
+    for event_type in (Interaction, *VOTES):
         mine = [(record, event) for record, event in events if type(event) is event_type]
         if not mine:
             continue
@@ -88,6 +92,7 @@ def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEv
                         inserted += _insert(connection, statement, [row_of(event)])
                 except (ValueError, psycopg.DataError, psycopg.IntegrityError) as error:
                     refused.append(Refusal(record, error))
+    refresh_preferences(connection, [event for _, event in events])
     return Written(inserted, len(events) - inserted - len(refused), refused)
 
 
@@ -155,7 +160,7 @@ def advance(connection: Connection, moves: Mapping[Place, tuple[int, int]]) -> N
             raise StaleOwner(f"{place[0]}/{place[1]} is not at offset {expected} any more: another ingest moved it")
 
 
-def _insert_statement(event_type: type[Interaction] | type[Thumb] | type[Preference]) -> sql.Composed:
+def _insert_statement(event_type: type[Interaction] | type[AnyVote]) -> sql.Composed:
     table = "interactions" if event_type is Interaction else "feedback"
     names = columns(event_type)
     return sql.SQL("insert into {} ({}) values ({}) on conflict (event_id) do nothing").format(
@@ -174,7 +179,7 @@ def _insert(connection: Connection, statement: sql.Composed, rows: Sequence[Sequ
 def _column_value(value: Any) -> Any:
     if isinstance(value, str):
         return storable_text(value)
-    return storable_json(value) if isinstance(value, dict | list) else value
+    return storable_json(value) if isinstance(value, dict | list | tuple) else value
 
 
 def _headers_json(headers: Sequence[tuple[str, bytes]]) -> str:

@@ -30,6 +30,7 @@ from serving.recorder import Recorder
 from serving.registry import Checkpoint
 from serving.routing import Router
 from serving.settings import ServingSettings
+from serving.vote_reader import VoteReader
 from telemetry.logs import set_up_logs
 from telemetry.metrics import GatewayMetrics
 
@@ -119,7 +120,8 @@ class GatewayReplica:
         self._router = Router(dsn, settings)
         await asyncio.to_thread(self._router.start)
         self._recorder = Recorder(self._outbox, GatewayMetrics(f"gateway-{uuid7().hex[-12:]}"))
-        self._gateway = Gateway(settings, RayEngines(), self._router, self._recorder)
+        self._votes = VoteReader(dsn)
+        self._gateway = Gateway(settings, RayEngines(), self._router, self._recorder, self._votes)
 
     def __serve_build_asgi_app__(self) -> Any:
         """Ray Serve asks for the application after the constructor."""
@@ -132,6 +134,7 @@ class GatewayReplica:
     async def __del__(self) -> None:
         await asyncio.to_thread(self._router.close)
         await asyncio.to_thread(self._outbox.close)
+        self._votes.close()
         log.info(
             "gateway stopped: %d interactions recorded, %d dropped; outbox %s",
             self._recorder.recorded,

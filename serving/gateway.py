@@ -12,10 +12,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
@@ -25,13 +26,15 @@ from serving.comparisons import compare
 from serving.dialects import CHAT, DIALECTS, ComparisonRequest, Dialect, UtilityRequest
 from serving.errors import ApiError, MethodNotAllowed, NotFound, Overloaded
 from serving.exchange import Caller, EngineClient, Exchange, ask_engine
+from serving.feedback_tokens import HEADER as TOKEN_HEADER
+from serving.feedback_tokens import PREFIX, Grant, make_token, read_token
 from serving.keys import ApiKey, check, digest_of, sent_secret
 from serving.limits import Admission, Limits
 from serving.recorder import Recorder
 from serving.requests import parse_model, read_body
 from serving.routing import Router
 from serving.settings import ServingSettings
-from serving.votes import accept_vote, parse_vote
+from serving.votes import accept_batch, accept_vote, parse_batch, parse_vote
 from telemetry.metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
@@ -56,6 +59,13 @@ UTILITIES = (
 Endpoint = Callable[[Request, str], Awaitable[Response]]
 
 
+class VoteSource(Protocol):
+    """The part of serving.vote_reader.VoteReader that the endpoints use."""
+
+    async def votes_on(self, response_id: str, api_key_id: str) -> list[dict[str, Any]]:
+        """The stored votes of that key on a response, oldest first. Raises Overloaded when the store is away."""
+
+
 @dataclass
 class Gateway:
     """What the endpoints work with. under_way: requests being answered now."""
@@ -64,6 +74,7 @@ class Gateway:
     engine: EngineClient
     router: Router
     recorder: Recorder
+    votes: VoteSource
     under_way: int = 0
     _unknown_keys: dict[str, None] = field(default_factory=dict)  # digests, the oldest first
     _waiting_for_keys: int = 0
@@ -115,7 +126,7 @@ class Gateway:
             if exchange.streams:
                 self.under_way += 1  # _end_stream gives it back
                 handed_over = True
-                return EventStream(exchange, answer_headers(exchange) | admission.headers, self._end_stream(admission))
+                return EventStream(exchange, self._headers(exchange, admission), self._end_stream(admission))
             whole = await until_disconnect(request, exchange.read_whole())
         except (ApiError, ClientGone, asyncio.CancelledError) as error:  # Ray Serve cancels when a client leaves
             if exchange is not None and (not isinstance(error, ApiError) or error.status >= 500):
@@ -126,9 +137,13 @@ class Gateway:
                 if exchange is not None:
                     exchange.cancel()
                 admission.end(exchange.tokens_used if exchange else 0)
-        headers = answer_headers(exchange) | admission.headers
+        headers = self._headers(exchange, admission)
         await self.recorder.record([exchange.interaction()])
         return Response(whole, media_type="application/json", headers=headers)
+
+    def _headers(self, exchange: Exchange, admission: Admission) -> dict[str, str]:
+        token = self._feedback_token(exchange.caller.key, exchange.response_id)
+        return answer_headers(exchange) | admission.headers | token
 
     async def _exchange(
         self, request: Request, response_id: str, dialect: Dialect, key: ApiKey, started: float
@@ -193,15 +208,44 @@ class Gateway:
         finally:
             admission.end(tokens)
         headers = {"x-flywheel-response-id": response_id, "traceparent": caller.traceparent}
-        return JSONResponse(answer, headers=headers | admission.headers)
+        headers |= admission.headers | self._feedback_token(key, answer["id"])
+        return JSONResponse(answer, headers=headers)
 
     async def feedback(self, request: Request, response_id: str) -> Response:
-        """POST /v1/feedback."""
-        key = await self.authorize(request, "feedback")
-        raw = await self._body(request)
-        vote = parse_vote(raw, key, request.headers.get("idempotency-key"))
+        """POST /v1/feedback: one vote."""
+        grant = await self._feedback_grant(request)
+        vote = parse_vote(await self._body(request), grant, request.headers.get("idempotency-key"))
         accepted = await accept_vote(vote, self.recorder.outbox)
         return JSONResponse(accepted, status_code=202, headers={"x-flywheel-response-id": response_id})
+
+    async def feedback_batch(self, request: Request, response_id: str) -> Response:
+        """POST /v1/feedback/batch: 202 when all votes were accepted, else 207; the body tells each one's fate."""
+        grant = await self._feedback_grant(request)
+        votes = parse_batch(await self._body(request), grant, request.headers.get("idempotency-key"))
+        answer = await accept_batch(votes, self.recorder.outbox)
+        status = 207 if answer["refused"] else 202
+        return JSONResponse(answer, status_code=status, headers={"x-flywheel-response-id": response_id})
+
+    async def feedback_on(self, request: Request, response_id: str) -> Response:
+        """GET /v1/responses/{name}/feedback: the stored votes that came with the same key."""
+        key = await self.authorize(request, "feedback")
+        votes = await self.votes.votes_on(request.path_params["name"], key.key_id)
+        return JSONResponse({"object": "list", "data": votes}, headers={"x-flywheel-response-id": response_id})
+
+    async def _feedback_grant(self, request: Request) -> Grant:
+        """What the caller may vote on: a feedback token names one thing, a key with the scope may all."""
+        secret = sent_secret(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        if secret.startswith(PREFIX):
+            table = self.router.table
+            return read_token(secret, table.keys, table.digests)
+        return Grant(await self.authorize(request, "feedback"))
+
+    def _feedback_token(self, key: ApiKey, target: str) -> dict[str, str]:
+        """The header with the token for an answer, if its key may vote at all."""
+        digest = self.router.table.digests.get(key.key_id)
+        if digest is None or "feedback" not in key.scopes or not self.settings.feedback_token_s:
+            return {}
+        return {TOKEN_HEADER: make_token(key, digest, target, self.settings.feedback_token_s)}
 
     async def models(self, request: Request, response_id: str) -> Response:
         """GET /v1/models: the aliases, then the checkpoints, that can be served now."""
@@ -261,11 +305,21 @@ def build_app(gateway: Gateway) -> FastAPI:
         add(path, partial(gateway.utility, path=path))
     add("/v1/comparisons", gateway.comparison)
     add("/v1/feedback", gateway.feedback)
+    add("/v1/feedback/batch", gateway.feedback_batch)
+    add("/v1/responses/{name}/feedback", gateway.feedback_on, "GET")
     add("/v1/models", gateway.models, "GET")
     add("/metrics", gateway.metrics, "GET")
     add("/v1/models/{name}", gateway.model, "GET")
     app.add_route("/health/live", gateway.live, methods=["GET"])
     app.add_route("/health/ready", gateway.ready, methods=["GET"])
+    if gateway.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=gateway.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(Exception, _unexpected)
     return app

@@ -46,6 +46,18 @@ async def _read(request: Request, limit: int) -> bytes:
 
 def parse_object(raw: bytes) -> dict[str, Any]:
     """The body as a JSON object. Raises InvalidRequest."""
+    return as_object(parse_json(raw))
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """`value`, which must be a JSON object. Raises InvalidRequest."""
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def parse_json(raw: bytes) -> Any:
+    """The body as any JSON value. Raises InvalidRequest."""
     try:
         value = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
         encoded = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -55,8 +67,6 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from error
     except ValueError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
     if _is_deeper_than(value, MAX_DEPTH):
         raise InvalidRequest(f"The body is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
     if b"\\u0000" in encoded and _holds_nul(value):

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from serving.assignment import assign
 from serving.database import HeldConnection
@@ -48,6 +49,11 @@ class RoutingTable:
     experiments: dict[str, Experiment] = field(default_factory=dict)
     active: dict[str, int] = field(default_factory=dict)  # checkpoint id → Unix time of its registration
     servable: dict[str, str] = field(default_factory=dict)  # checkpoint id → id of the model under it
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digest of each live key, by its id."""
+        return {key.key_id: digest for digest, key in self.keys.items()}
 
     def route(self, model: str, unit: str) -> Route:
         """Where `unit`'s request for `model` goes. Raises NotFound (unknown name), Overloaded (not ready)."""

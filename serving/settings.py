@@ -49,6 +49,8 @@ class ServingSettings(BaseModel):
     answered with 503. poll_interval_s: how old a key, alias or experiment may be in a gateway or engine.
     unload_after_s: how long a retired checkpoint is still served to gateways that have not read of it.
     replica_timeout_s: an engine replica without a heartbeat for so long counts as gone.
+    feedback_token_s: how long the token in an answer's headers lets a browser vote on it; 0: no tokens.
+    cors_origins: the web pages (such as https://example.org) whose scripts may call the API; none by default.
     drain_timeout_s: how long running streams may go on after stop. start_timeout_s: for the engine's start.
     ray_address: an existing Ray; empty starts a local one.
     """
@@ -87,6 +89,8 @@ class ServingSettings(BaseModel):
     poll_interval_s: float = Field(default=0.5, gt=0)
     unload_after_s: float = Field(default=5, ge=0)
     replica_timeout_s: float = Field(default=15, gt=0)
+    feedback_token_s: float = Field(default=86400, ge=0)
+    cors_origins: tuple[str, ...] = ()
     drain_timeout_s: float = Field(default=30, ge=0)
     start_timeout_s: float = Field(default=300, gt=0)
     canary_tolerance: CanaryTolerance = CanaryTolerance()

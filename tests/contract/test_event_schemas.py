@@ -4,12 +4,14 @@ To accept one: `python -m tests.contract.test_event_schemas`, and look at the di
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from feedback.events import FEEDBACK, Interaction, Preference, Thumb
+from feedback.events import FEEDBACK, VOTES, Interaction
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -33,13 +35,17 @@ def the_schema_of_a_topic_is_the_golden_one(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event_type", "table"), [(Interaction, "interactions"), (Thumb, "feedback"), (Preference, "feedback")]
+    ("event_type", "table"), [(Interaction, "interactions"), *((vote, "feedback") for vote in VOTES)]
 )
-def every_field_of_an_event_is_a_column_of_its_table(event_type: type, table: str) -> None:
-    """The migration is read as text here; the integration tests insert into the real table."""
-    migration = (Path(__file__).parents[2] / "feedback/migrations/0001_ledger.sql").read_text(encoding="utf-8")
-    body = migration.split(f"create table {table} (", 1)[1].split("\n);", 1)[0]
-    columns = {line.split()[0].strip('"') for line in body.splitlines() if line.strip()}
+def every_field_of_an_event_is_a_column_of_its_table(event_type: type[BaseModel], table: str) -> None:
+    """The migrations are read as text here; the integration tests insert into the real table."""
+    columns: set[str] = set()
+    for file in sorted((Path(__file__).parents[2] / "feedback/migrations").glob("*.sql")):
+        for statement in file.read_text(encoding="utf-8").split(";"):
+            if f"create table {table} (" in statement:
+                columns |= {line.split()[0].strip('"') for line in statement.splitlines() if line.startswith("    ")}
+            if f"alter table {table}\n" in statement:
+                columns |= set(re.findall(r"add column (\w+)", statement))
     assert set(event_type.model_fields) <= columns
 
 

@@ -15,7 +15,9 @@ ROOMS = frozenset({"flywheel", "serving", "feedback", "reward", "rounds", "loadt
 # What a room may import beside itself and the leaves: rooms, or single modules of a room.
 ALLOWED: dict[str, frozenset[str]] = {
     "flywheel": ROOMS,
-    "serving": frozenset({"feedback.events", "feedback.outbox", "feedback.errors", "feedback.settings"}),
+    "serving": frozenset(
+        {"feedback.events", "feedback.outbox", "feedback.votes", "feedback.errors", "feedback.settings"}
+    ),
     "feedback": frozenset(),
     "reward": frozenset({"feedback.events", "feedback.snapshots"}),
     "rounds": frozenset({"serving", "feedback", "reward"}),

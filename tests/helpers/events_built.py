@@ -3,14 +3,25 @@
 from typing import Any
 
 from feedback.events import (
+    FEEDBACK,
+    AnyVote,
+    Choice,
     Interaction,
-    Preference,
     Thumb,
     event_id_of,
     new_comparison_id,
     new_response_id,
     prompt_hash,
 )
+
+_CONTENT: dict[str, dict[str, Any]] = {
+    "thumb": {"value": "up"},
+    "rating": {"value": 4},
+    "score": {"name": "faithfulness", "value": 0.25},
+    "comment": {"text": "Rather long."},
+    "correction": {"text": "Paris, since 987."},
+    "signal": {"name": "copied"},
+}
 
 
 def build_messages(text: str = "What is the capital of France?") -> list[dict[str, Any]]:
@@ -52,16 +63,24 @@ def build_thumb(response_id: str | None = None, **overrides: Any) -> Thumb:
     return Thumb.model_validate(values | overrides)
 
 
-def build_preference(comparison_id: str | None = None, chosen: str | None = None, **overrides: Any) -> Preference:
-    """A choice; a tie when `chosen` is not given."""
+def build_vote(kind: str, **overrides: Any) -> AnyVote:
+    """A vote of any kind, on a response unless told otherwise."""
+    values: dict[str, Any] = {"kind": kind, "rater": "rater-1", **_CONTENT[kind]}
+    if not overrides.keys() & {"response_id", "comparison_id", "session_id", "responses"}:
+        values["response_id"] = new_response_id()
+    return FEEDBACK.validate_python(values | overrides)
+
+
+def build_preference(comparison_id: str | None = None, chosen: str | None = None, **overrides: Any) -> Choice:
+    """A choice; a tie when `chosen` is not given. On a comparison, unless `responses` are given."""
     values: dict[str, Any] = {
         "kind": "preference",
-        "comparison_id": comparison_id or new_comparison_id(),
+        "comparison_id": comparison_id or (None if "responses" in overrides else new_comparison_id()),
         "verdict": "chosen" if chosen else "tie",
         "chosen": chosen,
         "rater": "rater-1",
     }
-    return Preference.model_validate(values | overrides)
+    return Choice.model_validate(values | overrides)
 
 
 def build_comparison(

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from feedback.events import AnyEvent, Interaction
+from feedback.events import AnyEvent, Interaction, target_of
 from serving.asgi import Head
 from serving.errors import UpstreamError
 from serving.gateway import Gateway, build_app
@@ -81,6 +81,20 @@ class MemoryOutbox:
     @property
     def interactions(self) -> list[Interaction]:
         return [event for event in self.events if isinstance(event, Interaction)]
+
+
+@dataclass
+class MemoryVotes:
+    """The votes of an outbox, as if they had reached the store."""
+
+    outbox: MemoryOutbox
+
+    async def votes_on(self, response_id: str, api_key_id: str) -> list[dict[str, Any]]:
+        return [
+            event.model_dump(mode="json")
+            for event in self.outbox.events
+            if not isinstance(event, Interaction) and target_of(event) == response_id and event.api_key_id == api_key_id
+        ]
 
 
 class ScriptedCall:
@@ -160,7 +174,11 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.gateway = Gateway(
-            self.settings, self.engine, self.router, Recorder(self.outbox, GatewayMetrics("gateway-1"))
+            self.settings,
+            self.engine,
+            self.router,
+            Recorder(self.outbox, GatewayMetrics("gateway-1")),
+            MemoryVotes(self.outbox),
         )
         self.app: FastAPI = build_app(self.gateway)
 

@@ -1,6 +1,7 @@
 """What the store derives from votes: current votes, comparison votes, preferences and snapshots."""
 
 import json
+import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from feedback.errors import NothingToLearn, SnapshotCorrupt
 from feedback.events import AnyEvent, prompt_hash
 from feedback.preferences import count_decided, derive_preferences
 from feedback.snapshots import create_snapshot, read_snapshot
+from feedback.votes import votes_on
 from storage.artifacts import MARKER
 from storage.errors import ArtifactIncomplete
 from storage.postgres import connect
@@ -20,6 +22,7 @@ from tests.helpers.events_built import (
     build_messages,
     build_preference,
     build_thumb,
+    build_vote,
 )
 from tests.helpers.ledger import insert, rows
 
@@ -107,6 +110,113 @@ def an_answer_voted_up_beats_one_voted_down_within_one_prompt_only(dsn: str) -> 
         (pair,) = derive_preferences(connection)
     assert (pair.chosen_text, pair.rejected_text, pair.kind) == ("good", "bad", "thumbs")
     assert (pair.rater, pair.other_rater) == ("rater-1", "rater-2")
+
+
+def a_correction_beats_the_answer_that_it_corrects(dsn: str) -> None:
+    answer = build_interaction(text="Lyon.")
+    insert(dsn, [build_vote("correction", response_id=answer.response_id, text="Paris."), answer])
+    insert(dsn, [build_vote("correction", response_id=answer.response_id, text="Lyon.", rater="rater-2")])
+    with connect(dsn) as connection:
+        (pair,) = derive_preferences(connection)
+    assert (pair.chosen_text, pair.rejected_text, pair.kind) == ("Paris.", "Lyon.", "correction")
+    assert (pair.chosen_response_id, pair.rejected_response_id) == (None, answer.response_id)
+
+
+def a_choice_between_any_two_answers_to_one_prompt_is_a_preference(dsn: str) -> None:
+    one, two = (build_interaction(messages=build_messages("one"), text=text) for text in ("good", "bad"))
+    elsewhere = build_interaction(messages=build_messages("two"), text="elsewhere")
+    insert(
+        dsn,
+        [build_preference(chosen=two.response_id, responses=(one.response_id, two.response_id), time=NOON), one, two],
+    )
+    insert(
+        dsn, [elsewhere, build_preference(chosen=one.response_id, responses=(one.response_id, elsewhere.response_id))]
+    )
+    with connect(dsn) as connection:
+        assert [pair.chosen_text for pair in derive_preferences(connection)] == ["bad"]
+    insert(dsn, [build_preference(chosen=one.response_id, responses=(two.response_id, one.response_id))])
+    with connect(dsn) as connection:
+        assert [pair.chosen_text for pair in derive_preferences(connection)] == ["good"]
+
+
+def the_kinds_that_say_nothing_about_pairs_are_kept_as_they_came(dsn: str) -> None:
+    answer = build_interaction()
+    on_it = {"response_id": answer.response_id}
+    votes = [build_vote(kind, **on_it) for kind in ("rating", "score", "comment", "correction", "signal", "thumb")]
+    votes.append(build_vote("score", **on_it, name="brevity", value=1e-300))
+    insert(dsn, [answer, *votes])
+    with connect(dsn) as connection:
+        read = votes_on(connection, answer.response_id, "")
+        assert votes_on(connection, answer.response_id, "key-2") == []
+    expected = [vote.model_dump(mode="json", exclude_none=True) | {"current": True} for vote in votes]
+    assert sorted(read, key=lambda vote: vote["event_id"]) == sorted(expected, key=lambda vote: vote["event_id"])
+
+
+def two_metrics_are_two_subjects_and_a_new_value_of_one_revises_it(dsn: str) -> None:
+    response_id = build_interaction().response_id
+    scores = [("truth", 0.1), ("style", 0.2), ("truth", 0.3)]
+    for second, (name, value) in enumerate(scores):
+        time = NOON + timedelta(seconds=second)
+        insert(dsn, [build_vote("score", response_id=response_id, name=name, value=value, time=time)])
+    current = rows(dsn, "select name, value from current_votes order by name")
+    assert current == [{"name": "style", "value": "0.2"}, {"name": "truth", "value": "0.3"}]
+    with connect(dsn) as connection:
+        assert [vote["current"] for vote in votes_on(connection, response_id, "")] == [False, True, True]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def the_preferences_kept_up_to_date_are_those_derived_anew_whatever_the_order(dsn: str, seed: int) -> None:
+    """Random answers and votes, in random order and batches, with changed minds."""
+    draw = random.Random(seed)
+    events: list[AnyEvent] = []
+    for prompt in ("one", "two", "three"):
+        comparison_id, answers = build_comparison(prompt, ("a", draw.choice("ab")))
+        answers += [build_interaction(messages=build_messages(prompt), text=draw.choice("abc")) for _ in range(4)]
+        events += answers
+        for _ in range(40):
+            first, second = draw.sample(answers, 2)
+            some: dict[str, Any] = {
+                "rater": f"rater-{draw.randrange(3)}",
+                "time": NOON + timedelta(seconds=draw.randrange(1000)),
+            }
+            choice = draw.choice(["chosen", "tie", "both_bad"])
+            match draw.randrange(4):
+                case 0:
+                    events.append(build_thumb(first.response_id, value=draw.choice(["up", "down"]), **some))
+                case 1:
+                    events.append(
+                        build_vote("correction", response_id=first.response_id, text=draw.choice("abcd"), **some)
+                    )
+                case 2:
+                    chosen = draw.choice(answers[:2]).response_id if choice == "chosen" else None
+                    events.append(build_preference(comparison_id, chosen, verdict=choice, **some))
+                case 3:
+                    chosen = first.response_id if choice == "chosen" else None
+                    named = (first.response_id, second.response_id)
+                    events.append(build_preference(None, chosen, verdict=choice, responses=named, **some))
+    draw.shuffle(events)
+    while events:
+        size = draw.randint(1, 20)
+        insert(dsn, events[:size])
+        del events[:size]
+    columns = (
+        "preference_id, prompt_hash, kind, tie, chosen_response_id, rejected_response_id, rater, other_rater, source"
+    )
+    kept = rows(dsn, f"select {columns} from preferences where not retracted order by 1")
+    anew = f"select {columns} from pairs_of(array(select distinct prompt_hash from interactions)) order by 1"
+    assert kept == rows(dsn, anew)
+    assert {row["kind"] for row in kept} == {"stated", "correction", "thumbs"}
+    assert rows(dsn, "select refresh_preferences(array(select distinct prompt_hash from interactions)) as changed") == [
+        {"changed": 0}
+    ]
+
+
+def a_retracted_pair_that_comes_back_has_a_newer_revision(dsn: str) -> None:
+    comparison_id, answers = build_comparison()
+    for second, verdict in enumerate(["tie", "both_bad", "tie"]):
+        insert(dsn, [*answers, build_preference(comparison_id, verdict=verdict, time=NOON + timedelta(seconds=second))])
+    found = rows(dsn, "select retracted, revision from preferences order by changed_at")
+    assert found == [{"retracted": True, "revision": 2}, {"retracted": False, "revision": 1}]
 
 
 def no_answer_whose_content_was_not_kept_is_learnt_from(dsn: str) -> None:

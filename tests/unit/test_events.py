@@ -23,7 +23,7 @@ from feedback.events import (
     topic_of,
     uuid7,
 )
-from tests.helpers.events_built import build_interaction, build_preference, build_thumb
+from tests.helpers.events_built import build_interaction, build_preference, build_thumb, build_vote
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,13 +45,20 @@ _interactions = st.builds(
     status=st.sampled_from(["completed", "length", "client_abort", "timeout", "upstream_error"]),
 )
 _thumbs = st.builds(build_thumb, **_shared, rater=_name, value=st.sampled_from(["up", "down"]))
+_others = st.builds(
+    build_vote,
+    st.sampled_from(["rating", "score", "comment", "correction", "signal"]),
+    **_shared,
+    rater=_name,
+    response_id=st.builds(new_response_id),
+) | st.builds(build_vote, st.sampled_from(["thumb", "rating", "score", "comment", "signal"]), session_id=_name)
 _preferences = st.builds(
     build_preference, **_shared, rater=_name, chosen=st.none() | st.builds(new_response_id), comparison_id=st.none()
 )
 
 
 @settings(deadline=None, max_examples=150)
-@given(_interactions | _thumbs | _preferences)
+@given(_interactions | _thumbs | _others | _preferences)
 def every_event_comes_back_from_its_record_as_it_was(event: AnyEvent) -> None:
     topic, key, value, headers = to_record(event)
     assert from_record(topic, value) == event
@@ -92,6 +99,41 @@ def a_preference_names_its_choice_exactly_when_it_has_one() -> None:
         build_preference(verdict="chosen")
     with pytest.raises(ValueError, match="chosen"):
         build_preference(verdict="tie", chosen=new_response_id())
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "fault"),
+    [
+        ("thumb", {"session_id": "s", "response_id": new_response_id()}, "name one of"),
+        ("thumb", {"response_id": None}, "name one of"),
+        ("rating", {"value": 6}, "between 1 and 5"),
+        ("rating", {"value": True}, "value"),
+        ("rating", {"lowest": 5}, "lowest"),
+        ("score", {"value": float("nan")}, "value"),
+        ("score", {"value": "0.5"}, "value"),
+        ("score", {"name": ""}, "name"),
+        ("comment", {"text": ""}, "text"),
+        ("comment", {"text": "x" * 100_001}, "text"),
+        ("correction", {"session_id": "s"}, "response_id"),
+        ("signal", {"name": "sighed"}, "name"),
+    ],
+)
+def a_vote_that_makes_no_sense_is_refused(kind: str, overrides: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        build_vote(kind, **overrides)
+
+
+def a_choice_is_between_the_answers_of_a_comparison_or_two_others() -> None:
+    first, second = new_response_id(), new_response_id()
+    forth = build_preference(chosen=first, responses=(first, second))
+    back = build_preference(verdict="tie", responses=(second, first))
+    assert target_of(forth) == target_of(back), "a changed mind is a revision in whatever order they are named"
+    with pytest.raises(ValueError, match="one of `responses`"):
+        build_preference(chosen=new_response_id(), responses=(first, second))
+    with pytest.raises(ValueError, match="different"):
+        build_preference(responses=(first, first))
+    with pytest.raises(ValueError, match="two `responses`"):
+        build_preference(new_comparison_id(), responses=(first, second))
 
 
 def every_id_is_a_uuid_of_version_7_and_newer_ones_sort_later() -> None:
