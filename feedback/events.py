@@ -3,7 +3,7 @@
 A leaf: imports only the standard library and pydantic, so anybody may import it cheaply. Every event is
 frozen, has a UUIDv7 `event_id` that makes a repeated delivery harmless, and refuses unknown fields.
 `to_record` and `from_record` are the only codec: JSON values, CloudEvents 1.0 binary-mode headers
-(Kafka protocol binding, §3.2), keyed by response id, or by comparison id for a side-by-side vote.
+(Kafka protocol binding, §3.2).
 Evolution is additive: a new field has a default.
 """
 
@@ -21,6 +21,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 INTERACTIONS_TOPIC = "flywheel.interactions.v1"
 FEEDBACK_TOPIC = "flywheel.feedback.v1"
+PREFERENCES_TOPIC = "flywheel.preferences.v1"
 SOURCE = "flywheel"
 
 RESPONSE_PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
@@ -260,8 +261,32 @@ FEEDBACK: TypeAdapter[AnyVote] = TypeAdapter(Feedback)
 AnyEvent = Interaction | AnyVote
 
 
+class Preference(Event):
+    """What the votes say about a pair of answers now: `chosen` beats `rejected`, or they tie.
+
+    A later `revision` of the same `preference_id` replaces what an earlier one said; `retracted` ones say that the
+    votes no longer give this pair, and have no texts. kind: where it comes from, `stated` (a choice), `correction`
+    (then no response is the chosen one), or `thumbs` (an up by `rater` and a down by `other_rater`).
+    """
+
+    preference_id: str
+    revision: int = Field(ge=1)
+    retracted: bool = False
+    kind: Literal["stated", "correction", "thumbs"]
+    prompt_hash: str
+    prompt: list[dict[str, Any]] | None = None
+    chosen: str | None = None
+    rejected: str | None = None
+    tie: bool = False
+    rater: Name
+    other_rater: Name
+    source: Literal["human", "ai", "code"]
+    chosen_response_id: ResponseId | None = None
+    rejected_response_id: ResponseId
+
+
 def target_of(event: AnyEvent) -> str:
-    """What the event is about, and the record's key: the id of a response, of a comparison, `session:` and the id of a
+    """What the event is about: the id of a response, of a comparison, `session:` and the id of a
     session, or two response ids in alphabetical order with a colon between them.
     """
     if isinstance(event, Interaction | Correction):
@@ -271,21 +296,28 @@ def target_of(event: AnyEvent) -> str:
     return event.response_id or event.comparison_id or f"session:{event.session_id}"
 
 
-def topic_of(event: AnyEvent) -> str:
+def topic_of(event: AnyEvent | Preference) -> str:
     """The topic that carries the event."""
+    if isinstance(event, Preference):
+        return PREFERENCES_TOPIC
     return INTERACTIONS_TOPIC if isinstance(event, Interaction) else FEEDBACK_TOPIC
 
 
-def type_of(event: AnyEvent) -> str:
+def type_of(event: AnyEvent | Preference) -> str:
     """The CloudEvents type, such as `flywheel.feedback.thumb.v1`."""
+    if isinstance(event, Preference):
+        return "flywheel.preference.v1"
     return "flywheel.interaction.v1" if isinstance(event, Interaction) else f"flywheel.feedback.{event.kind}.v1"
 
 
 Record = tuple[str, bytes, bytes, list[tuple[str, bytes]]]
 
 
-def to_record(event: AnyEvent) -> Record:
-    """(topic, key, value, headers) of the event, ready to publish."""
+def to_record(event: AnyEvent | Preference) -> Record:
+    """(topic, key, value, headers) of the event, ready to publish.
+
+    The key is what the event is about, so that what follows on it comes after it; a preference's is its id.
+    """
     headers = {
         "ce_specversion": "1.0",
         "ce_id": event.event_id,
@@ -296,14 +328,14 @@ def to_record(event: AnyEvent) -> Record:
     }
     return (
         topic_of(event),
-        target_of(event).encode(),
+        (event.preference_id if isinstance(event, Preference) else target_of(event)).encode(),
         event.model_dump_json().encode(),
         [(name, value.encode()) for name, value in headers.items()],
     )
 
 
 def from_record(topic: str, value: bytes) -> AnyEvent:
-    """Read a record's value back. Raises pydantic.ValidationError (a ValueError) for anything that does not fit."""
+    """Read a record's value back from a topic that the ingest reads. Raises pydantic.ValidationError (a ValueError) for anything that does not fit."""
     if topic == INTERACTIONS_TOPIC:
         return Interaction.model_validate_json(value)
     if topic == FEEDBACK_TOPIC:

@@ -8,6 +8,7 @@ Guarantees
 - A record that can't be read or stored goes to `<topic>.dlq` and to the table `dead_letters`, and stops nobody.
 - It waits out a broker or a database that is away, and begins anew when the log is another one.
 - The counters add up: read = inserted + duplicate + dead_lettered.
+- What changed in the preferences is published on their topic (feedback.publishing).
 Non-guarantees: Kafka's committed offset is written as a hint for lag tools and never read. A dead letter can
 come twice on `<topic>.dlq` (never in the table).
 """
@@ -28,6 +29,7 @@ from feedback import store
 from feedback.dead_letters import dead_letter_record
 from feedback.errors import LogChanged, LogError, StaleOwner
 from feedback.events import AnyEvent, from_record
+from feedback.publishing import PreferencePublisher
 from feedback.settings import FeedbackSettings
 from feedback.stopping import Backoff, summary
 from feedback.store import Incoming, Place, Refusal
@@ -64,14 +66,14 @@ class Ingest:
 
     def __init__(self, settings: FeedbackSettings, dsn: str) -> None:
         self.counters: Counter[str] = Counter(
-            read=0, inserted=0, duplicate=0, dead_lettered=0, skipped_offsets=0, stale=0, retries=0
+            read=0, inserted=0, duplicate=0, dead_lettered=0, skipped_offsets=0, published=0, stale=0, retries=0
         )
         self._settings = settings
         self._dsn = dsn
         self._session: _Session | None = None
 
     def step(self) -> int:
-        """Read and store at most one batch; returns the number of records read.
+        """Read and store at most one batch, then publish what it changed; returns the number of records read.
 
         Raises LogError, StaleOwner, DatabaseUnreachable, psycopg.OperationalError: nothing of the batch is
         stored (or all of it, when the database vanished during the commit; the offset then says so).
@@ -80,8 +82,12 @@ class Ingest:
             self._session = _Session(self._settings, self._dsn)
         session = self._session
         records = session.poll()
-        if not records:
-            return 0
+        if records:
+            self._store(session, records)
+        self.counters["published"] += session.publish_preferences()
+        return len(records)
+
+    def _store(self, session: "_Session", records: list[Incoming]) -> None:
         events: list[tuple[Incoming, AnyEvent]] = []
         unreadable: list[Refusal] = []
         for record in records:
@@ -106,7 +112,6 @@ class Ingest:
             skipped_offsets=span - len(records),
         )
         session.moved(moves)
-        return len(records)
 
     def disconnect(self) -> None:
         """Drop the connections; the next step starts from the offsets that the store has then."""
@@ -122,6 +127,7 @@ class _Session:
         self._settings = settings
         self._producer: Any = None
         self._consumer: Any = None
+        self._publisher: PreferencePublisher | None = None
         self._checked_at = 0.0
         self.connection: Connection = connect(dsn, autocommit=True)
         self._logs: Logs | None = None
@@ -129,6 +135,8 @@ class _Session:
             undo.callback(self.close)
             self._logs = Logs(settings)
             self._logs.ensure()
+            self._publisher = PreferencePublisher(settings, self.connection, self._logs)
+            self._behind = False
             self._log_of: dict[str, TopicLog] = self._logs.current()
             places = [(log.topic, number, log.log_id) for log in self._log_of.values() for number in log.partitions]
             self.positions: dict[Place, int] = store.positions(self.connection, places)
@@ -158,7 +166,7 @@ class _Session:
         idle check matters too: a broker that restarted empty never says that our offset is out of range.
         """
         with reaching_the_log():
-            polled = self._consumer.poll(timeout_ms=_POLL_MS)
+            polled = self._consumer.poll(timeout_ms=0 if self._behind else _POLL_MS)
         if polled or time.monotonic() - self._checked_at > self._settings.log_check_s:
             assert self._logs is not None
             if self._logs.current() != self._log_of:
@@ -177,6 +185,13 @@ class _Session:
             for records in polled.values()
             for record in records
         ]
+
+    def publish_preferences(self) -> int:
+        """Publish at most one batch of what changed; the next poll does not wait while there is more."""
+        assert self._publisher is not None
+        published = self._publisher.step()
+        self._behind = published > 0
+        return published
 
     def publish_dead_letters(self, refusals: list[Refusal]) -> None:
         """Send them to their topics and wait. Raises LogUnreachable."""
@@ -223,6 +238,8 @@ class _Session:
     def close(self) -> None:
         if self._producer is not None:
             close_producer(self._producer)
+        if self._publisher is not None:
+            self._publisher.close()
         if self._consumer is not None:
             with suppress(KafkaError, OSError):
                 self._consumer.close(autocommit=False, timeout_ms=1_000)

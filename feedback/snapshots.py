@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from feedback.errors import NothingToLearn, SnapshotCorrupt
 from feedback.events import prompt_hash
 from feedback.preferences import DerivedPreference, derive_preferences
+from feedback.stream import plain_text
 from storage.artifacts import read_manifest, write_artifact
 from storage.postgres import connect
 
@@ -115,7 +116,10 @@ def content_digest(pairs: Sequence[Pair], heldout_share: float) -> str:
 
 
 def _pair(preference: DerivedPreference) -> Pair:
-    prompt = [{"role": str(message.get("role")), "content": _plain(message)} for message in preference.messages]
+    prompt = [
+        {"role": str(message.get("role")), "content": plain_text(message.get("content"))}
+        for message in preference.messages
+    ]
     return Pair(
         prompt=prompt,
         chosen=preference.chosen_text,
@@ -130,15 +134,6 @@ def _pair(preference: DerivedPreference) -> Pair:
         chosen_response_id=preference.chosen_response_id,
         rejected_response_id=preference.rejected_response_id,
     )
-
-
-def _plain(message: dict[str, Any]) -> str:
-    """A message's text: OpenAI allows a string, null, or a list of parts, of which the text ones count."""
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = (part.get("text") for part in content if isinstance(part, dict))
-        return "".join(text for text in texts if isinstance(text, str))
-    return "" if content is None else str(content)
 
 
 def _fill(folder: Path, snapshot_id: str, digest: str, pairs: Sequence[Pair], heldout_share: float) -> dict[str, Any]:

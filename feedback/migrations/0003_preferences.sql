@@ -138,9 +138,11 @@ create table preferences (
     source text not null,
     revision integer not null default 1,
     retracted boolean not null default false,
-    changed_at timestamptz not null default now()
+    changed_at timestamptz not null default now(),
+    published_log_id text                    -- the log that has this revision
 );
 create index preferences_by_prompt on preferences (prompt_hash);
+create index preferences_to_publish on preferences (changed_at) where published_log_id is null;
 
 -- Makes `preferences` say what the votes on these prompts say now; returns how many rows changed.
 create function refresh_preferences(prompts text[]) returns bigint language sql as $$
@@ -149,7 +151,7 @@ with pairs as materialized (
 ),
 gone as (
     update preferences p
-    set retracted = true, revision = p.revision + 1, changed_at = now()
+    set retracted = true, revision = p.revision + 1, changed_at = now(), published_log_id = null
     where p.prompt_hash = any (prompts)
       and not p.retracted
       and not exists (select from pairs where pairs.preference_id = p.preference_id)
@@ -178,7 +180,8 @@ told as (
         source = excluded.source,
         revision = p.revision + 1,
         retracted = false,
-        changed_at = now()
+        changed_at = now(),
+        published_log_id = null
     where (p.tie, p.chosen_response_id, p.rejected_response_id, p.rater, p.other_rater, p.source, p.retracted)
         is distinct from (
             excluded.tie, excluded.chosen_response_id, excluded.rejected_response_id,

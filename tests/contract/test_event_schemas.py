@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from feedback.events import FEEDBACK, VOTES, Interaction
+from feedback.events import FEEDBACK, VOTES, Interaction, Preference
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -21,6 +21,7 @@ def current_schemas() -> dict[str, dict[str, Any]]:
     return {
         "flywheel.interactions.v1": Interaction.model_json_schema(),
         "flywheel.feedback.v1": FEEDBACK.json_schema(),
+        "flywheel.preferences.v1": Preference.model_json_schema(),
     }
 
 

@@ -1,9 +1,11 @@
 """The ledger over real parts: outbox → relay → broker → ingest → PostgreSQL."""
 
 import itertools
+import json
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,15 @@ from kafka import KafkaConsumer
 
 from feedback.audit import audit
 from feedback.dead_letters import dead_letter_record
-from feedback.errors import LogError, StaleOwner
+from feedback.errors import LogChanged, LogError, StaleOwner
 from feedback.events import FEEDBACK_TOPIC, INTERACTIONS_TOPIC, AnyEvent, to_record
 from feedback.ingest import Ingest
 from feedback.relay import Relay
 from feedback.settings import FeedbackSettings
+from feedback.stream import stream_preferences
 from feedback.topics import DEAD_LETTER_SUFFIX, Logs, client_options, make_producer
 from storage.postgres import connect
-from tests.helpers.events_built import build_comparison, build_interaction, build_preference, build_thumb
+from tests.helpers.events_built import build_comparison, build_interaction, build_preference, build_thumb, build_vote
 from tests.helpers.ledger import accept, ledger_settings, rows, running, stored_ids, wait_for
 from tests.helpers.servers import Broker, Postgres
 
@@ -112,6 +115,56 @@ def a_log_that_changed_under_the_ingest_is_read_from_its_beginning(tmp_path: Pat
     step_until(ingest, lambda: ingest.counters["inserted"] == 90, forgiving=True)
     ingest.disconnect()
     assert sorted(stored_ids(dsn)) == sorted(event.event_id for event in [*old, *new])
+
+
+def preferences_are_streamed_as_the_votes_change_them(tmp_path: Path, broker: Broker, dsn: str) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    comparison_id, answers = build_comparison("a prompt", ("good", "bad"))
+    stream = partial(stream_preferences, broker.bootstrap_servers, idle_timeout_s=3.0)
+    with running(settings, dsn):
+        accept(tmp_path, [*answers, build_preference(comparison_id, answers[0].response_id)])
+        live = stream()
+        first = next(live)
+        accept(tmp_path, [build_preference(comparison_id, answers[1].response_id)])
+        retracted, second = sorted([next(live), next(live)], key=lambda row: not row["retracted"])
+        live.close()
+        accept(tmp_path, [build_vote("correction", response_id=answers[0].response_id, text="best")])
+        last = max((first, retracted, second), key=lambda row: sum(json.loads(row["position"])["offsets"].values()))
+        (resumed,) = stream(last["position"])
+        assert len(list(stream())) == 4
+    assert (first["prompt"], first["chosen"], first["rejected"]) == (
+        [{"role": "user", "content": "a prompt"}],
+        [{"role": "assistant", "content": "good"}],
+        [{"role": "assistant", "content": "bad"}],
+    )
+    assert (retracted["preference_id"], retracted["revision"], retracted["chosen"]) == (first["preference_id"], 2, [])
+    assert second["chosen"] == [{"role": "assistant", "content": "bad"}]
+    assert (resumed["kind"], resumed["chosen"][0]["content"], resumed["chosen_response_id"]) == (
+        "correction",
+        "best",
+        None,
+    )
+    broker.restart_empty()
+    with running(settings, dsn):
+        anew = list(stream())
+        with pytest.raises(LogChanged):
+            next(stream(last["position"]))
+    assert {row["preference_id"] for row in anew} == {second["preference_id"], resumed["preference_id"]}
+    with pytest.raises(ValueError, match="not a position"):
+        next(stream("yesterday"))
+
+
+def a_stream_of_preferences_is_a_dataset(tmp_path: Path, broker: Broker, dsn: str) -> None:
+    from datasets import IterableDataset
+
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    with running(settings, dsn):
+        for number in range(5):
+            comparison_id, answers = build_comparison(f"prompt {number}", ("good", "bad"))
+            accept(tmp_path, [*answers, build_preference(comparison_id, answers[0].response_id)])
+        told = {"bootstrap_servers": broker.bootstrap_servers, "idle_timeout_s": 5.0}
+        rows = list(IterableDataset.from_generator(stream_preferences, gen_kwargs=told).take(5))
+    assert {row["chosen"][0]["content"] for row in rows} == {"good"}
 
 
 def a_stale_owner_stores_nothing(tmp_path: Path, broker: Broker, dsn: str) -> None:
