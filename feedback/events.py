@@ -335,7 +335,10 @@ def to_record(event: AnyEvent | Preference) -> Record:
 
 
 def from_record(topic: str, value: bytes) -> AnyEvent:
-    """Read a record's value back from a topic that the ingest reads. Raises pydantic.ValidationError (a ValueError) for anything that does not fit."""
+    """Read a record's value back from a topic that the ingest reads.
+
+    Raises pydantic.ValidationError (a ValueError) for anything that does not fit.
+    """
     if topic == INTERACTIONS_TOPIC:
         return Interaction.model_validate_json(value)
     if topic == FEEDBACK_TOPIC:

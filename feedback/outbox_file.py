@@ -194,6 +194,12 @@ class OutboxFile:
     def mark_dead(self, seq: int, reason: str) -> None:
         self._db.execute("update events set dead_at = ?, dead_reason = ? where seq = ?", (time.time(), reason, seq))
 
+    def revive(self) -> int:
+        """Make dead rows pending again; returns how many."""
+        return self._db.execute(
+            "update events set dead_at = null, dead_reason = null where dead_at is not null"
+        ).rowcount
+
     def redrive(self, topic: str, log_id: str) -> int:
         """Make every row of `topic` that was sent to another log pending again; returns how many."""
         return self._db.execute(

@@ -19,6 +19,7 @@ from feedback.errors import LogChanged, LogError, StaleOwner
 from feedback.events import FEEDBACK_TOPIC, INTERACTIONS_TOPIC, AnyEvent, to_record
 from feedback.ingest import Ingest
 from feedback.relay import Relay
+from feedback.replay import replay
 from feedback.settings import FeedbackSettings
 from feedback.stream import stream_preferences
 from feedback.topics import DEAD_LETTER_SUFFIX, Logs, client_options, make_producer
@@ -117,7 +118,46 @@ def a_log_that_changed_under_the_ingest_is_read_from_its_beginning(tmp_path: Pat
     assert sorted(stored_ids(dsn)) == sorted(event.event_id for event in [*old, *new])
 
 
-def preferences_are_streamed_as_the_votes_change_them(tmp_path: Path, broker: Broker, dsn: str) -> None:
+def a_dead_letter_that_can_be_read_by_now_is_stored_by_a_replay(tmp_path: Path, broker: Broker, dsn: str) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    vote, hopeless = build_thumb(), b"not JSON"
+    logs = Logs(settings)
+    logs.ensure()
+    logs.close()
+    producer = make_producer(settings)
+    topic, key, value, headers = to_record(vote)
+    for unreadable in (value.replace(b'"up"', b'"UP"'), hopeless):
+        producer.send(topic, key=key, value=unreadable, headers=headers).get(5)
+    producer.close(timeout=2)
+    with running(settings, dsn):
+        wait_for(lambda: len(rows(dsn, "select * from dead_letters")) == 2)
+        with connect(dsn) as connection:  # what made it unreadable is put right
+            fixed = "update dead_letters set value = %s where value <> %s"
+            assert connection.execute(fixed, (value, hopeless)).rowcount == 1
+        assert replay(settings, dsn).sent == 2
+        wait_for(lambda: len(rows(dsn, "select * from dead_letters")) == 3)
+        wait_for(lambda: stored_ids(dsn) == [vote.event_id])
+        [again] = rows(dsn, "select dead_letter_id from dead_letters where replayed_at is null")
+        assert replay(settings, dsn, dead_letter_ids=[again["dead_letter_id"] - 1]).sent == 0
+    assert len(rows(dsn, "select * from dead_letters where replayed_at is not null")) == 2
+
+
+def an_event_that_the_log_takes_by_now_is_sent_by_a_replay(tmp_path: Path, broker: Broker, dsn: str) -> None:
+    small = ledger_settings(tmp_path, broker.bootstrap_servers, max_record_bytes=2_000)
+    vote = build_vote("comment", text="x" * 3_000)
+    accept(tmp_path, [vote])
+    relay = Relay(small)
+    relay.step()
+    relay.close()
+    assert relay.counters["dead_lettered"] == 1
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+    with running(settings, dsn):
+        assert replay(settings, dsn).pending == 1
+        wait_for(lambda: stored_ids(dsn) == [vote.event_id])
+    assert audit(settings, dsn).clean
+
+
+def the_preferences_are_streamed_as_the_votes_change_them(tmp_path: Path, broker: Broker, dsn: str) -> None:
     settings = ledger_settings(tmp_path, broker.bootstrap_servers)
     comparison_id, answers = build_comparison("a prompt", ("good", "bad"))
     stream = partial(stream_preferences, broker.bootstrap_servers, idle_timeout_s=3.0)
