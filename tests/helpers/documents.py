@@ -9,8 +9,17 @@ from tests.helpers.servers import ROOT
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+API = "http://127.0.0.1:8000"
+BROKER = "127.0.0.1:19092"
+
+
 def documents() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def programs(address: str) -> list[tuple[str, str]]:
+    """(where, text) of each Python program that speaks to `address`, API or BROKER."""
+    return [(where, text) for where, text in blocks("python") if address in text]
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:

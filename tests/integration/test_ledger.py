@@ -3,6 +3,8 @@
 import itertools
 import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,6 +26,7 @@ from feedback.settings import FeedbackSettings
 from feedback.stream import stream_preferences
 from feedback.topics import DEAD_LETTER_SUFFIX, Logs, client_options, make_producer
 from storage.postgres import connect
+from tests.helpers.documents import BROKER, programs
 from tests.helpers.events_built import build_comparison, build_interaction, build_preference, build_thumb, build_vote
 from tests.helpers.ledger import accept, ledger_settings, rows, running, stored_ids, wait_for
 from tests.helpers.servers import Broker, Postgres
@@ -194,17 +197,19 @@ def the_preferences_are_streamed_as_the_votes_change_them(tmp_path: Path, broker
         next(stream("yesterday"))
 
 
-def a_stream_of_preferences_is_a_dataset(tmp_path: Path, broker: Broker, dsn: str) -> None:
-    from datasets import IterableDataset
-
-    settings = ledger_settings(tmp_path, broker.bootstrap_servers)
+@pytest.mark.parametrize(("where", "program"), programs(BROKER), ids=[where for where, _ in programs(BROKER)])
+def every_program_in_the_documents_runs(tmp_path: Path, broker: Broker, dsn: str, where: str, program: str) -> None:
+    settings = ledger_settings(tmp_path / "outbox", broker.bootstrap_servers)
+    here = program.replace(BROKER, broker.bootstrap_servers)
     with running(settings, dsn):
         for number in range(5):
-            comparison_id, answers = build_comparison(f"prompt {number}", ("good", "bad"))
-            accept(tmp_path, [*answers, build_preference(comparison_id, answers[0].response_id)])
-        told = {"bootstrap_servers": broker.bootstrap_servers, "idle_timeout_s": 5.0}
-        rows = list(IterableDataset.from_generator(stream_preferences, gen_kwargs=told).take(5))
-    assert {row["chosen"][0]["content"] for row in rows} == {"good"}
+            comparison_id, answers = build_comparison(f"prompt {number}", (f"good {number}", "bad"))
+            accept(settings.outbox, [*answers, build_preference(comparison_id, answers[0].response_id)])
+        ran = subprocess.run(
+            [sys.executable, "-c", here], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+    assert ran.returncode == 0, f"{where}: {ran.stderr}"
+    assert sorted(ran.stdout.splitlines()) == [f"good {number} > bad" for number in range(5)]
 
 
 def a_stale_owner_stores_nothing(tmp_path: Path, broker: Broker, dsn: str) -> None:

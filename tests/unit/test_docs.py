@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from flywheel.cli import app
-from tests.helpers.documents import blocks, documents
+from tests.helpers.documents import API, BROKER, blocks, documents, programs
 from tests.helpers.servers import ROOT
 
 COMMANDS = [(where, line) for where, text in blocks("") for line in text.splitlines() if line.strip()]
@@ -29,6 +29,10 @@ def every_command_in_the_documents_exists_with_its_options(where: str, line: str
         _, command, words = command.resolve_command(context, context._protected_args + context.args)
         assert command is not None, where
     command.make_context(command.name, list(words), parent=context)
+
+
+def every_program_speaks_to_something_that_the_tests_start() -> None:
+    assert len(programs(API)) + len(programs(BROKER)) == len(list(blocks("python")))
 
 
 def every_link_to_a_file_leads_somewhere() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from serving.dialects import DIALECTS
 from serving.keys import KeyLimits, create_key, revoke_key
-from tests.helpers.documents import blocks
+from tests.helpers.documents import API, programs
 from tests.helpers.platform import ASK, Platform
 
 pytestmark = [pytest.mark.real, pytest.mark.engine]
@@ -237,11 +237,11 @@ def the_metrics_tell_what_gateway_and_engine_did(platform: Platform) -> None:
     assert "vllm:num_requests_running" in text
 
 
-@pytest.mark.parametrize(("where", "program"), list(blocks("python")), ids=[where for where, _ in blocks("python")])
+@pytest.mark.parametrize(("where", "program"), programs(API), ids=[where for where, _ in programs(API)])
 def every_program_in_the_documents_runs(platform: Platform, tmp_path: Path, where: str, program: str) -> None:
     (tmp_path / ".flywheel").mkdir()
     (tmp_path / ".flywheel" / "api-key").write_text(platform.secret)
-    here = program.replace("http://127.0.0.1:8000", platform.url)
+    here = program.replace(API, platform.url)
     ran = subprocess.run([sys.executable, "-c", here], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, f"{where}: {ran.stderr}"
     assert "Paris" in ran.stdout
