@@ -160,7 +160,7 @@ def _unread(settings: FeedbackSettings, next_offsets: dict[tuple[str, int, str],
     """Count the records behind the stored offsets by reading them: a broker's end offset can't be relied on."""
     from kafka import KafkaConsumer, TopicPartition
 
-    from feedback.topics import Logs, client_options, reaching_the_log
+    from feedback.topics import Logs, open_client, reaching_the_log
 
     try:
         logs = Logs(settings)
@@ -169,7 +169,7 @@ def _unread(settings: FeedbackSettings, next_offsets: dict[tuple[str, int, str],
         finally:
             logs.close()
         with reaching_the_log():
-            consumer = KafkaConsumer(**client_options(settings), enable_auto_commit=False, auto_offset_reset="earliest")
+            consumer = open_client(KafkaConsumer, settings, enable_auto_commit=False, auto_offset_reset="earliest")
             try:
                 partitions = {
                     TopicPartition(log.topic, number): next_offsets.get((log.topic, number, log.log_id), 0)

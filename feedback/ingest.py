@@ -33,7 +33,7 @@ from feedback.publishing import PreferencePublisher
 from feedback.settings import FeedbackSettings
 from feedback.stopping import Backoff, summary
 from feedback.store import Incoming, Place, Refusal
-from feedback.topics import Logs, TopicLog, client_options, close_producer, make_producer, reaching_the_log
+from feedback.topics import Logs, TopicLog, close_producer, make_producer, open_client, reaching_the_log
 from storage.errors import DatabaseUnreachable
 from storage.postgres import Connection, connect
 
@@ -140,13 +140,13 @@ class _Session:
             self._log_of: dict[str, TopicLog] = self._logs.current()
             places = [(log.topic, number, log.log_id) for log in self._log_of.values() for number in log.partitions]
             self.positions: dict[Place, int] = store.positions(self.connection, places)
-            with reaching_the_log():
-                self._consumer = self._make_consumer()
+            self._consumer = self._make_consumer()
             undo.pop_all()
 
     def _make_consumer(self) -> Any:
-        consumer = KafkaConsumer(
-            **client_options(self._settings),
+        consumer = open_client(
+            KafkaConsumer,
+            self._settings,
             group_id=self._settings.ingest_group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",

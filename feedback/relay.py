@@ -175,9 +175,11 @@ class Relay:
                 futures.append((row, self._offer(row.topic, row.key, row.value, row.headers, row.accepted_at)))
         except KafkaError as error:  # no metadata within the time-out, or a producer that turned fatal
             failure = error
+        # One deadline for all: a producer that hangs leaves every future open, and there are hundreds.
+        deadline = time.monotonic() + self._settings.delivery_timeout_s + self._settings.request_timeout_s
         for row, future in futures:
             try:
-                place = future.get(timeout=self._settings.delivery_timeout_s + self._settings.request_timeout_s)
+                place = future.get(timeout=max(0.0, deadline - time.monotonic()))
             except KafkaError as error:
                 failure = error
             else:

@@ -8,6 +8,7 @@ not take at all are dead in their outbox: they become pending again, and the rel
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from feedback.outbox_file import OutboxFile, list_files
 from feedback.settings import FeedbackSettings
@@ -28,8 +29,13 @@ class Replayed:
 def replay(settings: FeedbackSettings, dsn: str, *, dead_letter_ids: Sequence[int] | None = None) -> Replayed:
     """Send again the dead letters of these ids; without ids all that were not yet, and those in the outboxes.
 
+    What becomes a dead letter meanwhile, perhaps again, is left to the next replay.
+
     Raises LogUnreachable or DatabaseUnreachable; what was sent until then is marked.
     """
+    with connect(dsn) as connection:
+        newest = connection.execute("select coalesce(max(dead_letter_id), 0) as id from dead_letters").fetchone()
+    assert newest is not None, "an aggregate gives one row"
     logs = Logs(settings)
     try:
         logs.ensure(EVENT_TOPICS)
@@ -39,24 +45,25 @@ def replay(settings: FeedbackSettings, dsn: str, *, dead_letter_ids: Sequence[in
         producer = make_producer(settings)
     sent = 0
     try:
-        while batch := _send_batch(settings, dsn, producer, dead_letter_ids):
+        while batch := _send_batch(settings, dsn, producer, dead_letter_ids, newest["id"]):
             sent += batch
     finally:
         close_producer(producer)
     return Replayed(sent, _revive(settings) if dead_letter_ids is None else 0)
 
 
-def _send_batch(settings: FeedbackSettings, dsn: str, producer: object, ids: Sequence[int] | None) -> int:
+def _send_batch(settings: FeedbackSettings, dsn: str, producer: Any, ids: Sequence[int] | None, newest: int) -> int:
     with connect(dsn) as connection:
         letters = connection.execute(
             "select dead_letter_id, topic, key, value, headers from dead_letters"
-            " where replayed_at is null and (%(ids)s::bigint[] is null or dead_letter_id = any (%(ids)s))"
+            " where replayed_at is null and dead_letter_id <= %(newest)s"
+            " and (%(ids)s::bigint[] is null or dead_letter_id = any (%(ids)s))"
             " order by dead_letter_id limit %(limit)s for update skip locked",
-            {"ids": None if ids is None else list(ids), "limit": _BATCH},
+            {"ids": None if ids is None else list(ids), "newest": newest, "limit": _BATCH},
         ).fetchall()
         with reaching_the_log():
             futures = [
-                producer.send(  # type: ignore[attr-defined]
+                producer.send(
                     letter["topic"],
                     key=letter["key"],
                     value=letter["value"] if letter["value"] is not None else b"",

@@ -18,7 +18,7 @@ from typing import Any
 from feedback.errors import LogChanged
 from feedback.events import PREFERENCES_TOPIC, Preference
 from feedback.settings import FeedbackSettings
-from feedback.topics import Logs, client_options, reaching_the_log
+from feedback.topics import Logs, open_client, reaching_the_log
 
 _POLL_MS = 500
 
@@ -41,8 +41,7 @@ def stream_preferences(
         logs.ensure((PREFERENCES_TOPIC,))
         log = logs.current((PREFERENCES_TOPIC,))[PREFERENCES_TOPIC]
         offsets = dict.fromkeys(log.partitions, 0) | _read_position(position, log.log_id)
-        with reaching_the_log():
-            consumer = KafkaConsumer(**client_options(settings), enable_auto_commit=False, auto_offset_reset="earliest")
+        consumer = open_client(KafkaConsumer, settings, enable_auto_commit=False, auto_offset_reset="earliest")
         try:
             consumer.assign([TopicPartition(PREFERENCES_TOPIC, number) for number in offsets])
             for number, offset in offsets.items():

@@ -6,13 +6,14 @@ something else. So: whoever reads or writes asks for the identity afterwards; if
 before, everything in between was that log.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.errors import KafkaError
+from kafka.net.compat import KafkaNetClient
 
 from feedback.errors import LogChanged, LogUnreachable
 from feedback.events import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
@@ -39,8 +40,7 @@ class Logs:
 
     def __init__(self, settings: FeedbackSettings) -> None:
         self._settings = settings
-        with reaching_the_log():
-            self._admin = KafkaAdminClient(**client_options(settings))
+        self._admin = open_client(KafkaAdminClient, settings)
 
     def ensure(self, topics: Sequence[str] = EVENT_TOPICS) -> None:
         """Create `topics` and their dead-letter topics where they are missing."""
@@ -88,23 +88,43 @@ def make_producer(settings: FeedbackSettings) -> Any:
 
     Its errors are per record: read each future. Any error can leave it useless: make a new one.
     """
-    with reaching_the_log():
-        return KafkaProducer(
-            **client_options(settings),
-            enable_idempotence=True,
-            acks="all",
-            max_block_ms=_ms(settings.request_timeout_s),
-            delivery_timeout_ms=_ms(settings.delivery_timeout_s),
-            # Room for the protocol's own bytes; our limit on records is checked before.
-            max_request_size=settings.max_record_bytes + 65_536,
-            allow_auto_create_topics=False,
-        )
+    return open_client(
+        KafkaProducer,
+        settings,
+        enable_idempotence=True,
+        acks="all",
+        max_block_ms=_ms(settings.request_timeout_s),
+        delivery_timeout_ms=_ms(settings.delivery_timeout_s),
+        # Room for the protocol's own bytes; our limit on records is checked before.
+        max_request_size=settings.max_record_bytes + 65_536,
+        allow_auto_create_topics=False,
+    )
 
 
 def close_producer(producer: Any) -> None:
     """Close without waiting for records: theirs futures were read, or they are sent again anyway."""
     with suppress(KafkaError, OSError):
         producer.close(timeout=0)
+
+
+def open_client(kind: Callable[..., Any], settings: FeedbackSettings, **options: Any) -> Any:
+    """A KafkaAdminClient, KafkaProducer or KafkaConsumer. Raises LogUnreachable.
+
+    When its constructor fails, kafka-python 3.0 leaves the thread behind that it started: it is ended here.
+    """
+    inner: list[Any] = []
+
+    def remember(**config: Any) -> Any:
+        inner.append(KafkaNetClient(**config))
+        return inner[-1]
+
+    try:
+        with reaching_the_log():
+            return kind(**client_options(settings), kafka_client=remember, **options)
+    except LogUnreachable:
+        for client in inner:
+            client.close()
+        raise
 
 
 def client_options(settings: FeedbackSettings) -> dict[str, Any]:

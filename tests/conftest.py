@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.kafka import Kafka, kafka_home
 from tests.helpers.servers import Broker, Postgres
 
 
@@ -32,9 +33,25 @@ def dsn(postgres: Postgres) -> str:
     return postgres.new_database()
 
 
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    """A real broker of one's own, to be killed at will."""
-    server = Broker().start()
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """Apache Kafka, one node for all tests."""
+    kafka_home()
+    server = Kafka(tmp_path_factory.mktemp("kafka")).start()
     yield server
     server.kill()
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker | Kafka]:
+    """A real broker without topics, to be killed at will: each test runs on the embedded one and on Apache Kafka."""
+    if request.param == "kafka":
+        server: Kafka = request.getfixturevalue("kafka")
+        server.restart_empty()
+        yield server
+        if server.process is None:
+            server.start()
+        return
+    embedded = Broker().start()
+    yield embedded
+    embedded.kill()

@@ -1,5 +1,6 @@
 """An in-memory twin of the log as the relay sees it: topics with identities, and a producer that can fail."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +15,15 @@ from feedback.topics import EVENT_TOPICS, TopicLog
 class MemoryLog:
     """largest: bytes of the largest value it takes. lose: how many of the next records get no acknowledgement.
 
+    hung: from now on no send has an outcome; waited_s: how long was waited for one.
     `records`: (topic, value) in order. `change_after`: another log after that many more sends.
     """
 
     largest: int = 1_000_000
     lose: int = 0
     change_after: int | None = None
+    hung: bool = False
+    waited_s: float = 0.0
     identity: int = 1
     producers: int = 0
     records: list[tuple[str, bytes]] = field(default_factory=list)
@@ -69,14 +73,28 @@ class Outcome:
 
 
 @dataclass
+class NoOutcome:
+    """A producer's future that stays open."""
+
+    log: MemoryLog
+
+    def get(self, timeout: float) -> Place:
+        time.sleep(timeout)
+        self.log.waited_s += timeout
+        raise KafkaTimeoutError
+
+
+@dataclass
 class MemoryProducer:
     """Like kafka-python's idempotent producer, one refusal for its size makes it useless for ever."""
 
     log: MemoryLog
     fatal: bool = False
 
-    def send(self, topic: str, *, value: bytes, **_: Any) -> Outcome:
+    def send(self, topic: str, *, value: bytes, **_: Any) -> Outcome | NoOutcome:
         log = self.log
+        if log.hung:
+            return NoOutcome(log)
         if self.fatal or len(value) > log.largest:
             self.fatal = True
             return Outcome(MessageSizeTooLargeError())

@@ -44,6 +44,21 @@ def published(log: MemoryLog) -> list[str]:
     return [from_record(topic, value).event_id for topic, value in log.records if not topic.endswith(".dlq")]
 
 
+def a_producer_that_hangs_costs_one_time_out_and_not_one_for_each_record(tmp_path: Path) -> None:
+    votes: list[AnyEvent] = [build_thumb() for _ in range(50)]
+    accept(tmp_path, votes)
+    log = MemoryLog(hung=True)
+    settings = ledger_settings(tmp_path, "nowhere:1", delivery_timeout_s=0.2, request_timeout_s=0.1)
+    relay = Relay(settings, log.connect_logs, log.connect_producer)
+    with pytest.raises(LogError):
+        relay.step()
+    assert log.waited_s <= 0.3
+    log.hung = False
+    drain(relay)
+    relay.close()
+    assert sorted(published(log)) == sorted(vote.event_id for vote in votes)
+
+
 def a_row_is_sent_only_if_its_own_record_was_acknowledged(tmp_path: Path) -> None:
     votes: list[AnyEvent] = [build_thumb() for _ in range(10)]
     accept(tmp_path, votes)
