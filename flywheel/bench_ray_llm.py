@@ -21,7 +21,8 @@ def main(settings: ServingSettings, port: int) -> None:
     from ray.serve.llm import LLMConfig, build_openai_app
 
     stop = threading.Event()
-    ray.init(address="local", include_dashboard=False)
+    # Logical: the engine and the ingress reserve more than a small machine has.
+    ray.init(address="local", num_cpus=16, include_dashboard=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     config = LLMConfig(

@@ -1,7 +1,8 @@
 """Commands that measure: `flywheel bench …`. Each prints JSON with --json and compares in one run."""
 
 import json
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -23,23 +24,13 @@ def bench_serving(
     as_json: Json = False,
 ) -> None:
     """Streaming speed beside vLLM's own server and Ray Serve LLM, same engine arguments, same load, one run."""
-    from rich.console import Console
-
     from flywheel.bench import OURS, PEERS, run
 
     peers = tuple(peer or PEERS)
     unknown = sorted(set(peers) - set(PEERS))
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: peers are {', '.join(PEERS)}")
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-
-        def say(text: str) -> None:
-            status.update(text)
-            if not console.is_terminal:
-                console.print(text)
-
-        report = run(settings_of(context), rounds=rounds, peers=peers, say=say)
+    report = _measured(lambda say: run(settings_of(context), rounds=rounds, peers=peers, say=say))
     if as_json:
         typer.echo(json.dumps(report))
         return
@@ -55,3 +46,36 @@ def bench_serving(
         f"{OURS} against its peers",
         {name: value for name, value in report.items() if "_vs_" in name or "ratio" in name or "added" in name},
     )
+
+
+@bench_app.command("feedback")
+def bench_feedback(
+    context: typer.Context,
+    seconds: Annotated[float, typer.Option(min=1, help="How long each part is measured.")] = 60,
+    rate: Annotated[int, typer.Option(min=1, help="Votes a second of the steady part.")] = 1000,
+    as_json: Json = False,
+) -> None:
+    """Votes acknowledged a second, and how soon they are in the store, with everything on."""
+    from flywheel.bench_feedback import run
+    from flywheel.terminal import print_fields
+
+    report = _measured(lambda say: run(settings_of(context), seconds=seconds, rate=rate, say=say))
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        print_fields("Votes", report)
+
+
+def _measured(work: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:
+    """Do it, and show on stderr what is under way."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not console.is_terminal:
+                console.print(text)
+
+        return work(say)
