@@ -75,7 +75,7 @@ def _vllm(settings: Settings, folder: Path) -> Iterator[Server]:
     [port] = free_ports(1)
     module = "vllm.entrypoints.openai.api_server"
     arguments = [*engine_arguments(settings.serving, "base"), "--host=127.0.0.1", f"--port={port}"]
-    with _process([sys.executable, "-m", module, *arguments], settings, folder / "vllm.log") as process:
+    with peer_process([sys.executable, "-m", module, *arguments], settings, folder / "vllm.log") as process:
         server = Server(VLLM, f"http://127.0.0.1:{port}", "base", {})
         _wait(server, process, folder / "vllm.log")
         yield server
@@ -86,7 +86,7 @@ def _ray_llm(settings: Settings, folder: Path) -> Iterator[Server]:
     [port] = free_ports(1)
     arguments = [settings.serving.model_dump_json(), str(port)]
     log = folder / "ray_llm.log"
-    with _process([sys.executable, "-m", "flywheel.bench_ray_llm", *arguments], settings, log) as process:
+    with peer_process([sys.executable, "-m", "flywheel.bench_ray_llm", *arguments], settings, log) as process:
         server = Server(RAY_LLM, f"http://127.0.0.1:{port}", "base", {})
         _wait(server, process, log)
         yield server
@@ -101,8 +101,10 @@ PEERS = (VLLM, RAY_LLM)
 
 
 @contextlib.contextmanager
-def _process(command: list[str], settings: Settings, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A peer's process with the engine's environment; ended with everything below it."""
+def peer_process(
+    command: list[str], settings: Settings, log: Path, *, patience_s: float = 30
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A peer's process with the engine's environment; ended with everything below it, by force after patience_s."""
     threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}  # as our engine has
     environment = {**os.environ, **threads, **engine_environment(settings.serving), "TMPDIR": str(log.parent)}
     with log.open("wb") as stream:
@@ -113,8 +115,8 @@ def _process(command: list[str], settings: Settings, log: Path) -> Iterator["sub
         tree = processes.tree(process.pid)
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        processes.kill_until_gone(lambda: [one for one in tree if processes.is_alive(one.pid, one.create_time())])
+            process.wait(patience_s)
+        processes.kill_until_gone(lambda: tree)
         process.wait(10)
 
 
