@@ -5,7 +5,7 @@ SEED ?= 1
 UPGRADE ?=
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-long check types units reals lock clean
+.PHONY: help setup demo test test-long check types units light engines lock clean
 
 help: ## Show this.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -17,7 +17,7 @@ demo: setup ## Turn the wheel once with simulated raters and report. RATERS=conc
 	@$(BIN)/flywheel demo --raters $(RATERS) --seed $(SEED)
 
 test: setup ## Run every test, on the real parts.
-	@$(MAKE) --no-print-directory -j2 units reals
+	@$(MAKE) --no-print-directory -j2 light engines
 
 test-long: setup ## The laws that take minutes each.
 	@$(BIN)/python -m pytest -m long -s
@@ -33,8 +33,11 @@ types:
 units:
 	@$(BIN)/python -m pytest -m "not real and not engine"
 
-reals:
-	@$(BIN)/python -m pytest -m "(real or engine) and not long" --durations=10 --durations-min=20
+light:
+	@$(BIN)/python -m pytest -m "not engine and not long" --durations=10 --durations-min=20
+
+engines:
+	@$(BIN)/python -m pytest -m "engine and not long" --durations=10 --durations-min=20
 
 lock: setup ## Make requirements/cpu.lock anew; UPGRADE=1 takes the newest versions.
 	@$(BIN)/python requirements/lock.py $(if $(UPGRADE),--upgrade)

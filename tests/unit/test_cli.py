@@ -39,6 +39,7 @@ COMMANDS = (
     ("migrate",),
     ("topics",),
     ("bench", "serving"),
+    ("bench", "feedback"),
     ("model", "prepare"),
     ("feedback", "audit"),
     ("feedback", "schema"),
