@@ -8,6 +8,9 @@
 --   thumbs:      within one prompt, an answer with more ups than downs beats one with more downs than ups. They are
 --                paired rank by rank (most votes first), so a popular prompt gives as many pairs as it has such
 --                answers, and not their product. `rater` gave the up; `other_rater` gave the down.
+--
+-- Every step is a hash or an index, linear in the prompts' answers: a prompt may be very popular, and the planner, which
+-- can't know how much a step gives, would compare all with all.
 create function pairs_of(prompts text[]) returns table (
     preference_id text,
     prompt_hash text,
@@ -19,7 +22,7 @@ create function pairs_of(prompts text[]) returns table (
     rater text,
     other_rater text,
     source text
-) language sql stable as $$
+) language sql stable set enable_nestloop = off as $$
 with answers as materialized (
     select i.response_id, i.comparison_id, i.position, i.prompt_hash, i.text
     from interactions i
@@ -77,6 +80,20 @@ ranked as (
         ) as place
     from thumbed
     where net <> 0
+),
+paired as (
+    select
+        ranked.prompt_hash,
+        max(ranked.response_id) filter (where net > 0) as up,
+        max(ranked.response_id) filter (where net < 0) as down,
+        max(ranked.answer_text) filter (where net > 0) as up_text,
+        max(ranked.answer_text) filter (where net < 0) as down_text,
+        max(ranked.upper) filter (where net > 0) as upper,
+        max(ranked.downer) filter (where net < 0) as downer,
+        max(ranked.source) filter (where net > 0) as source
+    from ranked
+    group by ranked.prompt_hash, ranked.place
+    having count(*) = 2                      -- at each place one is up and one is down, or there is no pair
 )
 select
     stated.event_id,
@@ -109,19 +126,18 @@ from votes vote
 where vote.subject = 'correction' and vote.text <> vote.answer_text
 union all
 select
-    up.response_id || ':' || down.response_id,
-    up.prompt_hash,
+    up || ':' || down,
+    prompt_hash,
     'thumbs',
     false,
-    up.response_id,
-    down.response_id,
+    up,
+    down,
     null,
-    up.upper,
-    down.downer,
-    up.source
-from ranked up
-join ranked down on down.prompt_hash = up.prompt_hash and down.place = up.place and down.net < 0
-where up.net > 0 and up.answer_text <> down.answer_text
+    upper,
+    downer,
+    source
+from paired
+where up_text <> down_text
 $$;
 
 -- One row for each pair that ever was. `revision` counts its changes; `retracted` says that the votes have moved on.
