@@ -63,8 +63,13 @@ def prompt_hash(messages: Sequence[dict[str, Any]]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def is_response_id(value: str) -> bool:
+    """Whether an answer of ours could have this id."""
+    return _RESPONSE_ID.fullmatch(value) is not None
+
+
 def _check_response_id(value: str) -> str:
-    if not _RESPONSE_ID.fullmatch(value):
+    if not is_response_id(value):
         raise ValueError("must look like chatcmpl-<32 hexadecimal digits> (or cmpl-…, resp_…), as in the answer's id")
     return value
 

@@ -20,7 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from feedback.events import new_response_id
+from feedback.events import is_response_id, new_response_id
 from serving.answers import ClientGone, EventStream, answer_headers, error_response, traceparent_of, until_disconnect
 from serving.comparisons import compare
 from serving.dialects import CHAT, DIALECTS, ComparisonRequest, Dialect, UtilityRequest
@@ -229,7 +229,10 @@ class Gateway:
     async def feedback_on(self, request: Request, response_id: str) -> Response:
         """GET /v1/responses/{name}/feedback: the stored votes that came with the same key."""
         key = await self.authorize(request, "feedback")
-        votes = await self.votes.votes_on(request.path_params["name"], key.key_id)
+        name = request.path_params["name"]
+        if not is_response_id(name):
+            raise NotFound("No answer has such an id.", param="response_id", code="response_not_found")
+        votes = await self.votes.votes_on(name, key.key_id)
         return JSONResponse({"object": "list", "data": votes}, headers={"x-flywheel-response-id": response_id})
 
     async def _feedback_grant(self, request: Request) -> Grant:

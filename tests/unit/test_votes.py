@@ -216,6 +216,8 @@ async def the_votes_on_a_response_are_read_back_with_the_key_that_sent_them() ->
         sent = await client.post("/v1/feedback", json=vote)
         read = await client.get(f"/v1/responses/{vote['response_id']}/feedback")
         none = await client.get(f"/v1/responses/{new_response_id()}/feedback")
+        for odd in ("none", "%00", "%ff", "x" * 5000):
+            check_error(await client.get(f"/v1/responses/{odd}/feedback"), 404)
     [found] = read.json()["data"]
     assert (found["event_id"], found["value"]) == (sent.json()["feedback_id"], "up")
     assert none.json()["data"] == []
