@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, computed_field
 
 from feedback.errors import LogError
-from feedback.outbox_file import OutboxFile, Standing, list_files
+from feedback.outbox_file import Standing, open_files
 from feedback.settings import FeedbackSettings
 from storage.postgres import Connection, connect
 
@@ -120,14 +120,7 @@ select
 
 
 def _standings(settings: FeedbackSettings) -> list[Standing]:
-    standings: list[Standing] = []
-    for path in list_files(settings.outbox):
-        file = OutboxFile(path, durable=False)
-        try:
-            standings += file.standings()
-        finally:
-            file.close()
-    return standings
+    return [standing for file in open_files(settings.outbox) for standing in file.standings()]
 
 
 def _judge(standing: Standing, stored: set[str], dead: set[str], next_offsets: dict[tuple[str, int, str], int]) -> str:

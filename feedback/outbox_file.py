@@ -14,7 +14,7 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +118,16 @@ def create_file(path: Path) -> None:
 def list_files(directory: Path) -> list[Path]:
     """The outbox files of a node, by name."""
     return sorted(path for path in directory.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+
+
+def open_files(directory: Path) -> Iterator["OutboxFile"]:
+    """Each outbox file of a node, one after the other, for somebody who is not its owner."""
+    for path in list_files(directory):
+        file = OutboxFile(path, durable=False)
+        try:
+            yield file
+        finally:
+            file.close()
 
 
 class OutboxFile:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feedback.outbox_file import OutboxFile, list_files
+from feedback.outbox_file import open_files
 from feedback.settings import FeedbackSettings
 from feedback.topics import EVENT_TOPICS, Logs, close_producer, make_producer, reaching_the_log
 from storage.postgres import connect
@@ -81,11 +81,4 @@ def _send_batch(settings: FeedbackSettings, dsn: str, producer: Any, ids: Sequen
 
 
 def _revive(settings: FeedbackSettings) -> int:
-    revived = 0
-    for path in list_files(settings.outbox):
-        file = OutboxFile(path, durable=False)
-        try:
-            revived += file.revive()
-        finally:
-            file.close()
-    return revived
+    return sum(file.revive() for file in open_files(settings.outbox))

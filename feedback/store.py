@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from feedback.errors import StaleOwner
-from feedback.events import VOTES, AnyEvent, AnyVote, Interaction
+from feedback.events import VOTES, AnyEvent, Interaction
 from feedback.preferences import refresh_preferences
 from storage.postgres import Connection, storable_json, storable_text
 
@@ -64,11 +64,6 @@ class Written:
     refused: list[Refusal]
 
 
-def columns(event_type: type[Interaction] | type[AnyVote]) -> list[str]:
-    """The column names of an event: its fields."""
-    return list(event_type.model_fields)
-
-
 def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEvent]]) -> Written:
     """Insert events whose id is new, and bring the preferences that they concern up to date.
 
@@ -76,20 +71,19 @@ def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEv
     """
     inserted = 0
     refused: list[Refusal] = []
-    for event_type in (Interaction, *VOTES):
-        mine = [(record, event) for record, event in events if type(event) is event_type]
+    for table in _TABLES:
+        mine = [(record, event) for record, event in events if table is _table_of(event)]
         if not mine:
             continue
-        statement = _insert_statement(event_type)
         try:
             with connection.transaction():
-                inserted += _insert(connection, statement, [row_of(event) for _, event in mine])
+                inserted += _insert(connection, table, [event for _, event in mine])
         except (ValueError, psycopg.DataError, psycopg.IntegrityError):
             # One of them does not fit: one by one, to find out which.
             for record, event in mine:
                 try:
                     with connection.transaction():
-                        inserted += _insert(connection, statement, [row_of(event)])
+                        inserted += _insert(connection, table, [event])
                 except (ValueError, psycopg.DataError, psycopg.IntegrityError) as error:
                     refused.append(Refusal(record, error))
     refresh_preferences(connection, [event for _, event in events])
@@ -97,12 +91,12 @@ def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEv
 
 
 def row_of(event: AnyEvent) -> list[Any]:
-    """The event's values in the order of `columns`; lists and dicts as JSON text.
+    """The event's values in the order of its table's columns; null for those of other kinds, JSON as text.
 
     PostgreSQL's text can't hold U+0000: it becomes U+FFFD. Raises ValueError for NaN or infinity in JSON.
     """
     values = event.model_dump()
-    return [_column_value(values[name]) for name in columns(type(event))]
+    return [_column_value(values.get(name)) for name in _table_of(event).columns]
 
 
 def insert_dead_letters(connection: Connection, refusals: Sequence[Refusal]) -> None:
@@ -160,20 +154,43 @@ def advance(connection: Connection, moves: Mapping[Place, tuple[int, int]]) -> N
             raise StaleOwner(f"{place[0]}/{place[1]} is not at offset {expected} any more: another ingest moved it")
 
 
-def _insert_statement(event_type: type[Interaction] | type[AnyVote]) -> sql.Composed:
-    table = "interactions" if event_type is Interaction else "feedback"
-    names = columns(event_type)
-    return sql.SQL("insert into {} ({}) values ({}) on conflict (event_id) do nothing").format(
-        sql.Identifier(table),
-        sql.SQL(", ").join(map(sql.Identifier, names)),
-        sql.SQL(", ").join(sql.Placeholder() for _ in names),
-    )
-
-
-def _insert(connection: Connection, statement: sql.Composed, rows: Sequence[Sequence[Any]]) -> int:
+def _insert(connection: Connection, table: "_Table", events: Sequence[AnyEvent]) -> int:
+    """By COPY into a temporary table, and from there at once: several times as fast as row by row."""
+    names = sql.SQL(", ").join(map(sql.Identifier, table.columns))
+    parts = {"table": sql.Identifier(table.name), "incoming": sql.Identifier(f"incoming_{table.name}"), "names": names}
     with connection.cursor() as cursor:
-        cursor.executemany(statement, rows)
-        return cursor.rowcount
+        cursor.execute(_INCOMING.format(**parts))
+        with cursor.copy(_COPY.format(**parts)) as copy:
+            for event in events:
+                copy.write_row(row_of(event))
+        return cursor.execute(_MOVE.format(**parts)).rowcount
+
+
+_INCOMING = sql.SQL(
+    "create temporary table if not exists {incoming} on commit delete rows as select {names} from {table} with no data"
+)
+_COPY = sql.SQL("copy {incoming} ({names}) from stdin")
+_MOVE = sql.SQL(
+    "with taken as (delete from {incoming} returning {names})"
+    " insert into {table} ({names}) select {names} from taken on conflict (event_id) do nothing"
+)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table of the ledger. Its columns are the fields of the events that it holds."""
+
+    name: str
+    columns: tuple[str, ...]
+
+
+_INTERACTIONS = _Table("interactions", tuple(Interaction.model_fields))
+_FEEDBACK = _Table("feedback", tuple(dict.fromkeys(name for vote in VOTES for name in vote.model_fields)))
+_TABLES = (_INTERACTIONS, _FEEDBACK)
+
+
+def _table_of(event: AnyEvent) -> _Table:
+    return _INTERACTIONS if isinstance(event, Interaction) else _FEEDBACK
 
 
 def _column_value(value: Any) -> Any:

@@ -37,13 +37,13 @@ def dsn(postgres: Postgres) -> str:
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Apache Kafka, one node for all tests."""
     kafka_home()
-    server = Kafka(tmp_path_factory.mktemp("kafka")).start()
+    server = Kafka(folder=tmp_path_factory.mktemp("kafka")).start()
     yield server
     server.kill()
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
-def broker(request: pytest.FixtureRequest) -> Iterator[Broker | Kafka]:
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """A real broker without topics, to be killed at will: each test runs on the embedded one and on Apache Kafka."""
     if request.param == "kafka":
         server: Kafka = request.getfixturevalue("kafka")

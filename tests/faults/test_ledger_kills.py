@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from feedback.audit import audit
-from tests.helpers.kafka import Kafka
 from tests.helpers.ledger import ledger_settings, rows, stored_ids, wait_for
 from tests.helpers.servers import Broker, Postgres
 from tests.helpers.victims import Victim
@@ -19,7 +18,7 @@ KILLING_S = 40.0
 PAUSE_S = (0.3, 2.0)
 
 
-def what_was_acknowledged_is_stored_exactly_once_whatever_is_killed(tmp_path: Path, broker: Broker | Kafka) -> None:
+def what_was_acknowledged_is_stored_exactly_once_whatever_is_killed(tmp_path: Path, broker: Broker) -> None:
     postgres = Postgres(tmp_path / "postgres").start()
     dsn = postgres.new_database()
     settings = ledger_settings(tmp_path / "outbox", broker.bootstrap_servers)
@@ -33,7 +32,7 @@ def what_was_acknowledged_is_stored_exactly_once_whatever_is_killed(tmp_path: Pa
         wait_for(lambda: len(stored_ids(dsn)) > 0)
         while time.monotonic() < ends:
             time.sleep(generator.uniform(*PAUSE_S))
-            victims: tuple[Victim | Broker | Kafka | Postgres, ...] = (writer, relay, ingest) * 2 + (broker, postgres)
+            victims: tuple[Victim | Broker | Postgres, ...] = (writer, relay, ingest) * 2 + (broker, postgres)
             target = generator.choice(victims)
             target.kill()
             target.start()

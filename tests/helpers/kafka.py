@@ -15,7 +15,7 @@ from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from flywheel.embedded import listens
-from tests.helpers.servers import ROOT, START_WITHIN_S, free_port
+from tests.helpers.servers import ROOT, START_WITHIN_S, Broker, free_port, wait_until_up
 
 _SHARED = ROOT.parent / "shared" / "kafka"
 
@@ -31,17 +31,11 @@ def kafka_home() -> Path:
 
 
 @dataclass
-class Kafka:
-    """One node with its data under `folder`. Has what servers.Broker has, and keeps its data when it is killed."""
+class Kafka(Broker):
+    """One node. It keeps its data, under `folder`, when it is killed."""
 
-    folder: Path
-    port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
+    folder: Path = field(kw_only=True)
     _formatted: bool = False
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return f"127.0.0.1:{self.port}"
 
     def start(self) -> "Kafka":
         if not self._formatted:
@@ -50,19 +44,8 @@ class Kafka:
             self.process = subprocess.Popen(
                 [*_java("-Xmx384m"), "kafka.Kafka", str(self.folder / "properties")], stdout=log, stderr=log
             )
-        deadline = time.monotonic() + START_WITHIN_S
-        while not self._serves():
-            assert self.process.poll() is None, (self.folder / "log").read_text()[-2000:]
-            assert time.monotonic() < deadline, "Kafka does not serve"
-            time.sleep(0.1)
+        wait_until_up(self.process, self._serves)
         return self
-
-    def kill(self) -> None:
-        """SIGKILL; the data stay."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait(10)
-            self.process = None
 
     def restart_empty(self) -> None:
         """Delete every topic. Made again they are other logs, as after a restart of the embedded broker."""

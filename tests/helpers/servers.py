@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def wait_until_up(process: "subprocess.Popen[bytes]", is_up: Callable[[], bool]) -> None:
+    """Return once `is_up()` is true. Fails when the process ends, or after START_WITHIN_S."""
+    deadline = time.monotonic() + START_WITHIN_S
+    while not is_up():
+        assert process.poll() is None, f"{process.args} ended at its start"
+        assert time.monotonic() < deadline, f"{process.args} does not come up"
+        time.sleep(0.05)
+
+
 @dataclass
 class Broker:
     """The embedded broker on one port. `restart_empty` kills it and starts it anew: it keeps nothing."""
@@ -42,14 +52,11 @@ class Broker:
     def start(self) -> "Broker":
         code = f"from flywheel.embedded import run_broker; run_broker({self.bootstrap_servers!r})"
         self.process = _start(code)
-        deadline = time.monotonic() + START_WITHIN_S
-        while not listens("127.0.0.1", self.port):
-            assert self.process.poll() is None, "the broker ended at its start"
-            assert time.monotonic() < deadline, "the broker does not listen"
-            time.sleep(0.05)
+        wait_until_up(self.process, lambda: listens("127.0.0.1", self.port))
         return self
 
     def kill(self) -> None:
+        """SIGKILL."""
         if self.process is not None:
             self.process.kill()
             self.process.wait(10)
