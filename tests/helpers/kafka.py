@@ -17,6 +17,7 @@ from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 from flywheel.embedded import listens
 from tests.helpers.servers import ROOT, START_WITHIN_S, Broker, free_port, wait_until_up
 
+_TOOL_WITHIN_S = 180
 _SHARED = ROOT.parent / "shared" / "kafka"
 
 
@@ -81,9 +82,11 @@ auto.create.topics.enable=false
 """
         )
         tool = [*_java("-Xmx128m"), "kafka.tools.StorageTool"]
-        made = subprocess.run([*tool, "random-uuid"], capture_output=True, text=True, timeout=60, check=True)
+        made = subprocess.run(
+            [*tool, "random-uuid"], capture_output=True, text=True, timeout=_TOOL_WITHIN_S, check=True
+        )
         arguments = ["format", "--cluster-id", made.stdout.strip(), "--config", str(self.folder / "properties")]
-        subprocess.run([*tool, *arguments], capture_output=True, timeout=60, check=True)
+        subprocess.run([*tool, *arguments], capture_output=True, timeout=_TOOL_WITHIN_S, check=True)
         self._formatted = True
 
     def _serves(self) -> bool:

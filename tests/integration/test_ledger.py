@@ -18,7 +18,7 @@ from kafka import KafkaConsumer
 from feedback.audit import audit
 from feedback.dead_letters import dead_letter_record
 from feedback.errors import LogChanged, LogError, StaleOwner
-from feedback.events import FEEDBACK_TOPIC, INTERACTIONS_TOPIC, AnyEvent, to_record
+from feedback.events import FEEDBACK_TOPIC, INTERACTIONS_TOPIC, PREFERENCES_TOPIC, AnyEvent, to_record
 from feedback.ingest import Ingest
 from feedback.relay import Relay
 from feedback.replay import replay
@@ -28,7 +28,7 @@ from feedback.topics import DEAD_LETTER_SUFFIX, Logs, client_options, make_produ
 from storage.postgres import connect
 from tests.helpers.documents import BROKER, programs
 from tests.helpers.events_built import build_comparison, build_interaction, build_preference, build_thumb, build_vote
-from tests.helpers.ledger import accept, ledger_settings, rows, running, stored_ids, wait_for
+from tests.helpers.ledger import accept, insert, ledger_settings, rows, running, stored_ids, wait_for
 from tests.helpers.servers import Broker, Postgres
 
 pytestmark = pytest.mark.real
@@ -195,6 +195,19 @@ def the_preferences_are_streamed_as_the_votes_change_them(tmp_path: Path, broker
     assert {row["preference_id"] for row in anew} == {second["preference_id"], resumed["preference_id"]}
     with pytest.raises(ValueError, match="not a position"):
         next(stream("yesterday"))
+
+
+def a_preference_that_is_too_large_for_the_log_holds_up_no_other(tmp_path: Path, broker: Broker, dsn: str) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers, max_record_bytes=5_000)
+    for number in range(9):
+        texts = ("x" * (6_000 if number == 4 else 100), "no")
+        comparison, answers = build_comparison(f"prompt {number}", texts)
+        insert(dsn, [*answers, build_preference(comparison, answers[0].response_id)])
+    ingest = Ingest(settings, dsn)
+    step_until(ingest, lambda: ingest.counters["published"] == 9)
+    ingest.disconnect()
+    assert len(read_topic(settings, PREFERENCES_TOPIC, count=8)) == 8
+    assert not rows(dsn, "select from preferences where published_log_id is null")
 
 
 @pytest.mark.parametrize(("where", "program"), programs(BROKER), ids=[where for where, _ in programs(BROKER)])
