@@ -1,9 +1,9 @@
 """The audit: compares what this node's outboxes accepted with the log and the store.
 
-The law it checks: accepted = stored + duplicate + dead_lettered + pending, nothing missing, nothing unexpected.
-An accepted event counts as stored if the store has it; else dead-lettered if a dead letter has it; else
-pending while it waits for the log or for the ingest, or was sent to a log that the ingest never came to read
-to that place; else it is missing: the ingest has passed it and the store does not have it.
+The law it checks: accepted = stored + duplicate + dead_lettered + erased + pending, nothing missing or unexpected.
+An accepted event counts as stored if the store has it; else as erased if somebody asked for that; else dead-lettered
+if a dead letter has it; else pending while it waits for the log or for the ingest, or was sent to a log that the ingest
+never came to read to that place; else it is missing: the ingest has passed it and the store does not have it.
 Safe at any time, on a platform at work: it reads the outboxes first and the store afterwards, in one snapshot.
 Non-guarantee: it knows one node's outboxes; with several nodes the events of the others look unexpected.
 """
@@ -27,7 +27,7 @@ _UNREAD_WITHIN_S = 10.0
 class AuditReport(BaseModel):
     """Counts of events, unless said otherwise.
 
-    accepted: rows in the outboxes (sent ones are there for the retention window). stored, dead_lettered,
+    accepted: rows in the outboxes (sent ones are there for the retention window). stored, dead_lettered, erased,
     pending: what became of them. duplicate: the same event accepted by two outboxes. orphaned: stored votes
     whose answer, or one of whose two answers, is not stored (yet). mismatched: stored choices of a response
     that the comparison does not have. votes_stored, interactions_stored: rows in the store, of any age.
@@ -41,6 +41,7 @@ class AuditReport(BaseModel):
     stored: int
     duplicate: int
     dead_lettered: int
+    erased: int
     pending: int
     missing: int
     unexpected: int
@@ -56,7 +57,7 @@ class AuditReport(BaseModel):
     @property
     def clean(self) -> bool:
         """The law holds so far; something may still be pending."""
-        explained = self.stored + self.duplicate + self.dead_lettered + self.pending
+        explained = self.stored + self.duplicate + self.dead_lettered + self.erased + self.pending
         return not self.missing and not self.unexpected and self.accepted == explained
 
 
@@ -68,6 +69,7 @@ def audit(settings: FeedbackSettings, dsn: str) -> AuditReport:
     with connect(dsn) as connection:
         connection.execute("set transaction isolation level repeatable read, read only")
         stored = _ids(connection, "select event_id from interactions union all select event_id from feedback")
+        erased = _ids(connection, "select event_id from erased_events")
         dead = _ids(connection, "select event_id from dead_letters where event_id is not null")
         next_offsets = {
             (row["topic"], row["partition"], row["log_id"]): row["next_offset"]
@@ -77,7 +79,7 @@ def audit(settings: FeedbackSettings, dsn: str) -> AuditReport:
         counts = _one(connection, _COUNTS)
     judged: dict[str, str] = {}
     for standing in standings:
-        verdict = _judge(standing, stored, dead, next_offsets)
+        verdict = _judge(standing, stored, erased, dead, next_offsets)
         if judged.get(standing.event_id) != "pending":  # of two deliveries one that still waits decides
             judged[standing.event_id] = verdict
     missing = sorted(event_id for event_id, verdict in judged.items() if verdict == "missing")
@@ -87,6 +89,7 @@ def audit(settings: FeedbackSettings, dsn: str) -> AuditReport:
         stored=verdicts.count("stored"),
         duplicate=len(standings) - len(judged),
         dead_lettered=verdicts.count("dead"),
+        erased=verdicts.count("erased"),
         pending=verdicts.count("pending"),
         missing=len(missing),
         unexpected=len(unexpected),
@@ -120,12 +123,27 @@ select
 
 
 def _standings(settings: FeedbackSettings) -> list[Standing]:
-    return [standing for file in open_files(settings.outbox) for standing in file.standings()]
+    """Those that the store should still have."""
+    kept_since = time.time() - settings.retention_s if settings.retention_s else 0.0
+    return [
+        standing
+        for file in open_files(settings.outbox)
+        for standing in file.standings()
+        if standing.accepted_at >= kept_since
+    ]
 
 
-def _judge(standing: Standing, stored: set[str], dead: set[str], next_offsets: dict[tuple[str, int, str], int]) -> str:
+def _judge(
+    standing: Standing,
+    stored: set[str],
+    erased: set[str],
+    dead: set[str],
+    next_offsets: dict[tuple[str, int, str], int],
+) -> str:
     if standing.event_id in stored:
         return "stored"
+    if standing.erased or standing.event_id in erased:
+        return "erased"
     if standing.dead or standing.event_id in dead:
         return "dead"
     if standing.sent_log_id is None or standing.sent_partition is None or standing.sent_offset is None:

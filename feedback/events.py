@@ -22,7 +22,9 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 INTERACTIONS_TOPIC = "flywheel.interactions.v1"
 FEEDBACK_TOPIC = "flywheel.feedback.v1"
 PREFERENCES_TOPIC = "flywheel.preferences.v1"
+CHECKPOINTS_TOPIC = "flywheel.checkpoints.v1"
 SOURCE = "flywheel"
+ERASED_TYPE = "flywheel.erased.v1"
 
 RESPONSE_PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
 _RESPONSE_ID = re.compile(rf"(?:{'|'.join(RESPONSE_PREFIXES)})[0-9a-f]{{32}}")
@@ -94,7 +96,8 @@ EventId = Annotated[str, AfterValidator(_check_uuid)]
 ResponseId = Annotated[str, AfterValidator(_check_response_id)]
 ComparisonId = Annotated[str, AfterValidator(_check_comparison_id)]
 EventTime = Annotated[AwareDatetime, AfterValidator(_check_time)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+NAME_LENGTH = 256
+Name = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH)]
 Text = Annotated[str, Field(min_length=1, max_length=100_000)]
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Tags = Annotated[
@@ -290,6 +293,24 @@ class Preference(Event):
     rejected_response_id: ResponseId
 
 
+class CheckpointEvent(Event):
+    """What became of a checkpoint: it was `registered`; an alias names it now (`promoted`), as `previous_id` before;
+    or it was taken out of service (`retired`).
+    """
+
+    kind: Literal["registered", "promoted", "retired"]
+    checkpoint_id: Name
+    alias: str | None = None
+    previous_id: str | None = None
+    parent_id: str | None = None
+    digest: str | None = None
+    reason: str = ""
+
+
+Told = Preference | CheckpointEvent
+"""What the platform itself says on the topics; the ingest does not read it."""
+
+
 def target_of(event: AnyEvent) -> str:
     """What the event is about: the id of a response, of a comparison, `session:` and the id of a
     session, or two response ids in alphabetical order with a colon between them.
@@ -301,42 +322,65 @@ def target_of(event: AnyEvent) -> str:
     return event.response_id or event.comparison_id or f"session:{event.session_id}"
 
 
-def topic_of(event: AnyEvent | Preference) -> str:
+def topic_of(event: AnyEvent | Told) -> str:
     """The topic that carries the event."""
     if isinstance(event, Preference):
         return PREFERENCES_TOPIC
+    if isinstance(event, CheckpointEvent):
+        return CHECKPOINTS_TOPIC
     return INTERACTIONS_TOPIC if isinstance(event, Interaction) else FEEDBACK_TOPIC
 
 
-def type_of(event: AnyEvent | Preference) -> str:
+def type_of(event: AnyEvent | Told) -> str:
     """The CloudEvents type, such as `flywheel.feedback.thumb.v1`."""
     if isinstance(event, Preference):
         return "flywheel.preference.v1"
+    if isinstance(event, CheckpointEvent):
+        return f"flywheel.checkpoint.{event.kind}.v1"
     return "flywheel.interaction.v1" if isinstance(event, Interaction) else f"flywheel.feedback.{event.kind}.v1"
 
 
-Record = tuple[str, bytes, bytes, list[tuple[str, bytes]]]
+Headers = list[tuple[str, bytes]]
+Record = tuple[str, bytes, bytes, Headers]
 
 
-def to_record(event: AnyEvent | Preference) -> Record:
+def to_record(event: AnyEvent | Told) -> Record:
     """(topic, key, value, headers) of the event, ready to publish.
 
     The key is what the event is about, so that what follows on it comes after it; a preference's is its id.
     """
+    headers = [*cloud_headers(event.event_id, type_of(event), event.time), ("content-type", b"application/json")]
+    return topic_of(event), key_of(event).encode(), event.model_dump_json().encode(), headers
+
+
+def key_of(event: AnyEvent | Told) -> str:
+    """The record's key."""
+    if isinstance(event, Preference):
+        return event.preference_id
+    return event.checkpoint_id if isinstance(event, CheckpointEvent) else target_of(event)
+
+
+def cloud_headers(event_id: str, event_type: str, time: datetime) -> Headers:
+    """The CloudEvents headers that every record has."""
     headers = {
         "ce_specversion": "1.0",
-        "ce_id": event.event_id,
+        "ce_id": event_id,
         "ce_source": SOURCE,
-        "ce_type": type_of(event),
-        "ce_time": event.time.isoformat(),
-        "content-type": "application/json",
+        "ce_type": event_type,
+        "ce_time": time.isoformat(),
     }
-    return (
-        topic_of(event),
-        (event.preference_id if isinstance(event, Preference) else target_of(event)).encode(),
-        event.model_dump_json().encode(),
-        [(name, value.encode()) for name, value in headers.items()],
-    )
+    return [(name, value.encode()) for name, value in headers.items()]
+
+
+def tombstone_headers(event_id: str, time: datetime) -> Headers:
+    """Headers of the record without a value that says, on the event's own topic and key: `ce_subject` was erased."""
+    tombstone_id = str(uuid.uuid5(uuid.UUID(event_id), ERASED_TYPE))
+    return [*cloud_headers(tombstone_id, ERASED_TYPE, time), ("ce_subject", event_id.encode())]
+
+
+def is_tombstone(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> bool:
+    """Whether a record says that an event was erased."""
+    return value is None and ("ce_type", ERASED_TYPE.encode()) in headers
 
 
 def from_record(topic: str, value: bytes) -> AnyEvent:

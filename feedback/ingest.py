@@ -7,8 +7,9 @@ Guarantees
 - An event is stored once, by event id, however often it comes through the log.
 - A record that can't be read or stored goes to `<topic>.dlq` and to the table `dead_letters`, and stops nobody.
 - It waits out a broker or a database that is away, and begins anew when the log is another one.
-- The counters add up: read = inserted + duplicate + dead_lettered.
-- What changed in the preferences is published on their topic (feedback.publishing).
+- What somebody asked to erase is not stored when it arrives late or again (feedback.erasure).
+- The counters add up: read = inserted + duplicate + dead_lettered + erased + tombstones.
+- What changed in the preferences, and other records of the store's own, are published (feedback.publishing).
 Non-guarantees: Kafka's committed offset is written as a hint for lag tools and never read. A dead letter can
 come twice on `<topic>.dlq` (never in the table).
 """
@@ -27,9 +28,10 @@ from kafka.errors import KafkaError
 
 from feedback import store
 from feedback.dead_letters import dead_letter_record
+from feedback.erasure import expire
 from feedback.errors import LogChanged, LogError, StaleOwner
-from feedback.events import AnyEvent, from_record
-from feedback.publishing import PreferencePublisher
+from feedback.events import AnyEvent, from_record, is_tombstone
+from feedback.publishing import Publisher
 from feedback.settings import FeedbackSettings
 from feedback.stopping import Backoff, summary
 from feedback.store import Incoming, Place, Refusal
@@ -40,6 +42,8 @@ from storage.postgres import Connection, connect
 logger = logging.getLogger(__name__)
 
 _POLL_MS = 500
+_EXPIRE_EVERY_S = 60.0
+_EXPIRE_ROWS = 500
 _DATABASE_AWAY = (DatabaseUnreachable, psycopg.OperationalError, psycopg.InterfaceError)
 
 
@@ -66,7 +70,17 @@ class Ingest:
 
     def __init__(self, settings: FeedbackSettings, dsn: str) -> None:
         self.counters: Counter[str] = Counter(
-            read=0, inserted=0, duplicate=0, dead_lettered=0, skipped_offsets=0, published=0, stale=0, retries=0
+            read=0,
+            inserted=0,
+            duplicate=0,
+            dead_lettered=0,
+            erased=0,
+            tombstones=0,
+            expired=0,
+            skipped_offsets=0,
+            published=0,
+            stale=0,
+            retries=0,
         )
         self._settings = settings
         self._dsn = dsn
@@ -84,13 +98,16 @@ class Ingest:
         records = session.poll()
         if records:
             self._store(session, records)
-        self.counters["published"] += session.publish_preferences()
+        self.counters["published"] += session.publish()
+        self.counters["expired"] += session.expire()
         return len(records)
 
     def _store(self, session: "_Session", records: list[Incoming]) -> None:
         events: list[tuple[Incoming, AnyEvent]] = []
         unreadable: list[Refusal] = []
         for record in records:
+            if is_tombstone(record.value, record.headers):  # our own, for others who read the log
+                continue
             try:
                 events.append((record, _read(record)))
             except ValueError as error:
@@ -109,6 +126,8 @@ class Ingest:
             inserted=written.inserted,
             duplicate=written.duplicate,
             dead_lettered=len(refusals),
+            erased=written.erased,
+            tombstones=len(records) - len(events) - len(unreadable),
             skipped_offsets=span - len(records),
         )
         session.moved(moves)
@@ -127,15 +146,16 @@ class _Session:
         self._settings = settings
         self._producer: Any = None
         self._consumer: Any = None
-        self._publisher: PreferencePublisher | None = None
+        self._publisher: Publisher | None = None
         self._checked_at = 0.0
+        self._expired_at = -_EXPIRE_EVERY_S
         self.connection: Connection = connect(dsn, autocommit=True)
         self._logs: Logs | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._logs = Logs(settings)
             self._logs.ensure()
-            self._publisher = PreferencePublisher(settings, self.connection, self._logs)
+            self._publisher = Publisher(settings, self.connection, self._logs)
             self._behind = False
             self._log_of: dict[str, TopicLog] = self._logs.current()
             places = [(log.topic, number, log.log_id) for log in self._log_of.values() for number in log.partitions]
@@ -186,12 +206,22 @@ class _Session:
             for record in records
         ]
 
-    def publish_preferences(self) -> int:
-        """Publish at most one batch of what changed; the next poll does not wait while there is more."""
+    def publish(self) -> int:
+        """Publish at most one batch of what there is to say; the next poll does not wait while there is more."""
         assert self._publisher is not None
         published = self._publisher.step()
         self._behind = published > 0
         return published
+
+    def expire(self) -> int:
+        """Delete a little of what is older than the retention; returns how many rows went."""
+        if not self._settings.retention_s or time.monotonic() - self._expired_at < _EXPIRE_EVERY_S:
+            return 0
+        with self.connection.transaction():
+            expired = expire(self.connection, self._settings.retention_s, _EXPIRE_ROWS)
+        if not expired:  # else there may be more; the next step goes on
+            self._expired_at = time.monotonic()
+        return expired
 
     def publish_dead_letters(self, refusals: list[Refusal]) -> None:
         """Send them to their topics and wait. Raises LogUnreachable."""

@@ -5,8 +5,9 @@ relay, which marks rows as sent. A file appears under its name only once it is c
 Guarantee: with `synchronous=FULL` (the owner) a commit has reached the disk when it returns.
 Non-guarantee: the relay's marks may be lost with the power; then those events are sent again.
 
-A row is pending until it is sent (`sent_at`, with the log's identity and the place it took there) or dead
-(`dead_at`, with the reason: the log can't take it; the row is then kept for ever).
+A row is pending until it is sent (`sent_at`, with the log's identity and the place it took there), dead
+(`dead_at`, with the reason: the log can't take it; the row is then kept for ever), or erased (`erased_at`: its content
+is gone from the file, and its id stays, so that a retry is still a duplicate).
 """
 
 import json
@@ -22,7 +23,8 @@ SUFFIX = ".outbox"
 LOCK_SUFFIX = ".lock"
 BUSY_TIMEOUT_S = 10.0
 
-_SCHEMA = """
+_PENDING = "sent_at is null and dead_at is null and erased_at is null"
+_SCHEMA = f"""
 create table events (
     seq integer primary key autoincrement,
     event_id text not null unique,
@@ -37,9 +39,10 @@ create table events (
     sent_partition integer,
     sent_offset integer,
     dead_at real,
-    dead_reason text
+    dead_reason text,
+    erased_at real
 );
-create index pending on events (seq) where sent_at is null and dead_at is null;
+create index pending on events (seq) where {_PENDING};
 create index sent on events (sent_at) where sent_at is not null;
 """
 
@@ -92,6 +95,7 @@ class Standing:
     topic: str
     accepted_at: float
     dead: bool
+    erased: bool
     sent_log_id: str | None
     sent_partition: int | None
     sent_offset: int | None
@@ -138,9 +142,23 @@ class OutboxFile:
         self.path = path
         self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
         self._db.execute(f"pragma synchronous={'full' if durable else 'normal'}")
+        self._upgrade()
 
     def close(self) -> None:
         self._db.close()
+
+    def _upgrade(self) -> None:
+        """A file of an older version gets the columns that it lacks."""
+        if self._has_erased_at():
+            return
+        with self._transaction():
+            if not self._has_erased_at():  # another process may have been faster
+                self._db.execute("alter table events add column erased_at real")
+                self._db.execute("drop index pending")
+                self._db.execute(f"create index pending on events (seq) where {_PENDING}")
+
+    def _has_erased_at(self) -> bool:
+        return any(row[1] == "erased_at" for row in self._db.execute("pragma table_info(events)"))
 
     def insert(self, batches: Sequence[Sequence[Accepted]]) -> list[list[bool] | str]:
         """Write several requests in one transaction.
@@ -177,16 +195,14 @@ class OutboxFile:
 
     def pending_count(self) -> int:
         """How many rows are neither sent nor dead."""
-        return int(
-            self._db.execute("select count(*) from events where sent_at is null and dead_at is null").fetchone()[0]
-        )
+        return int(self._db.execute(f"select count(*) from events where {_PENDING}").fetchone()[0])
 
-    def pending(self, limit: int) -> list[Row]:
-        """The oldest pending rows."""
+    def pending(self, limit: int, after: int = 0) -> list[Row]:
+        """The oldest pending rows behind the row `after`."""
         rows = self._db.execute(
             "select seq, event_id, topic, key, value, headers, accepted_at from events"
-            " where sent_at is null and dead_at is null order by seq limit ?",
-            (limit,),
+            f" where {_PENDING} and seq > ? order by seq limit ?",
+            (after, limit),
         ).fetchall()
         return [
             Row(seq, event, topic, key, value, _load(headers), at)
@@ -207,13 +223,27 @@ class OutboxFile:
     def revive(self) -> int:
         """Make dead rows pending again; returns how many."""
         return self._db.execute(
-            "update events set dead_at = null, dead_reason = null where dead_at is not null"
+            "update events set dead_at = null, dead_reason = null where dead_at is not null and erased_at is null"
         ).rowcount
+
+    def erase(self, event_ids: Sequence[str]) -> int:
+        """Overwrite the content of these rows for good; returns how many had any."""
+        self._db.execute("pragma secure_delete = on")  # what is freed in the file is overwritten too
+        with self._transaction():
+            erased = self._db.executemany(
+                "update events set key = x'', value = x'', headers = '[]', erased_at = ?,"
+                " sent_at = coalesce(sent_at, ?) where event_id = ? and erased_at is null",
+                [(time.time(), time.time(), event_id) for event_id in event_ids],
+            ).rowcount
+        if erased:
+            self._db.execute("pragma wal_checkpoint(truncate)")  # the old pages lie in the log of writes until then
+        return erased
 
     def redrive(self, topic: str, log_id: str) -> int:
         """Make every row of `topic` that was sent to another log pending again; returns how many."""
         return self._db.execute(
-            "update events set sent_at = null where topic = ? and sent_at is not null and sent_log_id <> ?",
+            "update events set sent_at = null where topic = ? and sent_at is not null and sent_log_id <> ?"
+            " and erased_at is null",
             (topic, log_id),
         ).rowcount
 
@@ -228,12 +258,12 @@ class OutboxFile:
     def standings(self) -> list[Standing]:
         """Every row, for the audit."""
         rows = self._db.execute(
-            "select event_id, topic, accepted_at, dead_at is not null,"
+            "select event_id, topic, accepted_at, dead_at is not null, erased_at is not null,"
             " case when sent_at is not null then sent_log_id end, sent_partition, sent_offset from events"
         ).fetchall()
         return [
-            Standing(event_id, topic, at, bool(dead), log_id, partition, offset)
-            for event_id, topic, at, dead, log_id, partition, offset in rows
+            Standing(event_id, topic, at, bool(dead), bool(erased), log_id, partition, offset)
+            for event_id, topic, at, dead, erased, log_id, partition, offset in rows
         ]
 
     def _transaction(self) -> "_Transaction":

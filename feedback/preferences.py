@@ -69,10 +69,15 @@ def refresh_preferences(connection: Connection, events: Sequence[AnyEvent]) -> i
             concerned["responses"] += event.responses or ()
             concerned["comparisons"] += [event.comparison_id] if event.comparison_id else []
     connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK_KEY,))
-    prompts = [row["prompt_hash"] for row in connection.execute(_CONCERNED, concerned)]
+    return refresh_prompts(connection, [row["prompt_hash"] for row in connection.execute(_CONCERNED, concerned)])
+
+
+def refresh_prompts(connection: Connection, prompts: Sequence[str]) -> int:
+    """Bring the pairs of these prompts (hashes) up to date; returns how many pairs changed."""
+    connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK_KEY,))
     if not prompts:
         return 0
-    row = connection.execute("select refresh_preferences(%s) as changed", (prompts,)).fetchone()
+    row = connection.execute("select refresh_preferences(%s) as changed", (list(prompts),)).fetchone()
     return int(row["changed"]) if row else 0
 
 

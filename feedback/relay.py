@@ -21,15 +21,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from kafka.errors import KafkaError, MessageSizeTooLargeError
 
 from feedback.dead_letters import dead_letter_record
+from feedback.erasure import Eraser
 from feedback.errors import LogChanged, LogError, LogUnreachable
 from feedback.outbox_file import OutboxFile, Row, Sent, list_files
 from feedback.settings import FeedbackSettings
 from feedback.stopping import Backoff, summary
 from feedback.topics import EVENT_TOPICS, Logs, TopicLog, close_producer, make_producer, reaching_the_log
+from storage.errors import DatabaseUnreachable
 from storage.locks import take_lock
+from storage.postgres import connect
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +42,14 @@ _PRUNE_ROWS = 5_000
 _LOCK_NAME = "relay.lock"
 
 
-def run(settings: FeedbackSettings, stop: threading.Event) -> Counter[str]:
+def run(settings: FeedbackSettings, stop: threading.Event, dsn: str | None = None) -> Counter[str]:
     """Relay until `stop` is set; then finish the batch in hand. Returns the counters, and prints them.
 
-    Waits out a broker that is away. Raises OSError when the outbox folder can't be used.
+    With the store's `dsn` it also erases in the outboxes what was erased there. Waits out a broker that is away.
+    Raises OSError when the outbox folder can't be used.
     """
     relay = Relay(settings)
-    with _only_one(settings.outbox, stop):
+    with _only_one(settings.outbox, stop), _erasing(settings, dsn, stop, relay.counters):
         backoff = Backoff(stop, settings.backoff_max_s)
         while not stop.is_set():
             try:
@@ -73,7 +78,9 @@ class Relay:
         connect_logs: Callable[[FeedbackSettings], Any] = Logs,
         connect_producer: Callable[[FeedbackSettings], Any] = make_producer,
     ) -> None:
-        self.counters: Counter[str] = Counter(sent=0, failed=0, redriven=0, dead_lettered=0, pruned=0, retries=0)
+        self.counters: Counter[str] = Counter(
+            sent=0, failed=0, redriven=0, dead_lettered=0, erased=0, pruned=0, retries=0
+        )
         self._settings = settings
         self._connect_logs = connect_logs
         self._connect_producer = connect_producer
@@ -234,6 +241,33 @@ class Relay:
         self.counters["pruned"] += sum(pruned)
         if _PRUNE_ROWS not in pruned:  # else there is more; the next step goes on
             self._pruned_at = time.monotonic()
+
+
+@contextmanager
+def _erasing(
+    settings: FeedbackSettings, dsn: str | None, stop: threading.Event, counters: Counter[str]
+) -> Iterator[None]:
+    """A thread that erases; it ends with the block. A store that is away is asked again later."""
+    if dsn is None:
+        yield
+        return
+    eraser = Eraser(settings.outbox, settings.outbox_retention_s)
+
+    def work() -> None:
+        while not stop.wait(settings.erase_poll_s):
+            try:
+                with connect(dsn) as connection:
+                    counters["erased"] += eraser.step(connection)
+            except (DatabaseUnreachable, psycopg.Error, sqlite3.Error) as error:
+                logger.warning("relay: nothing could be erased now: %s", error)
+
+    thread = threading.Thread(target=work, name="eraser")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 @contextmanager

@@ -5,12 +5,12 @@ once, so replaying twice is harmless. What still can't be read becomes another d
 not take at all are dead in their outbox: they become pending again, and the relay tries them.
 """
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from feedback.outbox_file import open_files
+from feedback.outgoing import headers_from_json
 from feedback.settings import FeedbackSettings
 from feedback.topics import EVENT_TOPICS, Logs, close_producer, make_producer, reaching_the_log
 from storage.postgres import connect
@@ -67,7 +67,7 @@ def _send_batch(settings: FeedbackSettings, dsn: str, producer: Any, ids: Sequen
                     letter["topic"],
                     key=letter["key"],
                     value=letter["value"] if letter["value"] is not None else b"",
-                    headers=[(name, base64.b64decode(value)) for name, value in letter["headers"]],
+                    headers=headers_from_json(letter["headers"]),
                 )
                 for letter in letters
             ]

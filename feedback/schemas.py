@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from feedback.events import (
+    CHECKPOINTS_TOPIC,
     FEEDBACK,
     FEEDBACK_TOPIC,
     INTERACTIONS_TOPIC,
     PREFERENCES_TOPIC,
+    CheckpointEvent,
     Interaction,
     Preference,
 )
@@ -22,6 +24,7 @@ _ABOUT = {
     INTERACTIONS_TOPIC: ("Every answer of the API, whole or aborted.", "the response id"),
     FEEDBACK_TOPIC: ("Every vote.", "what the vote is about: a response, comparison or session, or two responses"),
     PREFERENCES_TOPIC: ("What the votes say about pairs of answers, with revisions.", "the preference id"),
+    CHECKPOINTS_TOPIC: ("What became of the checkpoints.", "the checkpoint id"),
 }
 _CLOUD_EVENTS_HEADERS = ("ce_specversion", "ce_id", "ce_source", "ce_type", "ce_time", "content-type")
 
@@ -32,6 +35,7 @@ def topic_schemas() -> dict[str, dict[str, Any]]:
         INTERACTIONS_TOPIC: Interaction.model_json_schema(),
         FEEDBACK_TOPIC: FEEDBACK.json_schema(),
         PREFERENCES_TOPIC: Preference.model_json_schema(),
+        CHECKPOINTS_TOPIC: CheckpointEvent.model_json_schema(),
     }
 
 
@@ -65,7 +69,8 @@ def asyncapi(bootstrap_servers: str, version: str) -> dict[str, Any]:
         "info": {
             "title": "Flywheel's topics",
             "version": version,
-            "description": "CloudEvents 1.0 in Kafka's binary mode. Delivery is at least once: `ce_id` tells repeats.",
+            "description": "CloudEvents 1.0 in Kafka's binary mode. Delivery is at least once: `ce_id` tells repeats. "
+            "A record without a value (`ce_type` flywheel.erased.v1) says that the event `ce_subject` was erased.",
         },
         "defaultContentType": "application/json",
         "servers": {"kafka": {"host": host, "protocol": "kafka"}},

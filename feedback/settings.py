@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class FeedbackSettings(BaseModel):
@@ -16,6 +16,8 @@ class FeedbackSettings(BaseModel):
     outbox_retention_s: how long a sent event is kept, to send it again to a broker that lost its log,
         and to recognise a retry. An ingest that is down for longer, together with a broker that loses
         its log, loses events.
+    retention_s: how long the store keeps an answer or a vote; 0: for ever. Not less than outbox_retention_s.
+    erase_poll_s: how often the relay asks the store what was erased.
     partitions, replication_factor: of the topics this room creates; a topic that exists is left as it is.
     max_record_bytes: key, value and headers of the largest record sent to the log; a larger one is a dead letter.
     relay_batch, ingest_batch: records in flight, and records in one transaction.
@@ -33,6 +35,8 @@ class FeedbackSettings(BaseModel):
     outbox_max_pending: int = Field(default=1_000_000, ge=1)
     outbox_max_queued: int = Field(default=10_000, ge=1)
     outbox_retention_s: float = Field(default=7 * 86400.0, gt=0)
+    retention_s: float = Field(default=0.0, ge=0)
+    erase_poll_s: float = Field(default=5.0, gt=0)
     partitions: int = Field(default=3, ge=1)
     replication_factor: int = Field(default=1, ge=1)
     max_record_bytes: int = Field(default=900_000, ge=1_000)
@@ -44,3 +48,12 @@ class FeedbackSettings(BaseModel):
     request_timeout_s: float = Field(default=5.0, gt=0)
     delivery_timeout_s: float = Field(default=10.0, gt=0)
     backoff_max_s: float = Field(default=3.0, gt=0)
+
+    @model_validator(mode="after")
+    def _store_outlasts_the_outbox(self) -> "FeedbackSettings":
+        if 0 < self.retention_s < self.outbox_retention_s:
+            raise ValueError(
+                f"retention_s ({self.retention_s:g}) must be 0 or at least outbox_retention_s "
+                f"({self.outbox_retention_s:g}): what the outbox may send again would come back"
+            )
+        return self

@@ -3,6 +3,8 @@
 `train.parquet` and `heldout.parquet` have `prompt`, `chosen` and `rejected` (lists of messages), and weight,
 margin, tie and where the pair comes from. A manifest beside them counts what is inside.
 Guarantees
+- What was erased before or while it is made is not in it; whose words and votes are is kept as digests, so that a
+  later erasure can name it.
 - No prompt is on both sides; the side is a function of the prompt's hash and the share alone, so a prompt
   that was held out once is held out in every later snapshot of that share.
 - The id is made of the content: the same preferences give the same snapshot, whatever their order, and
@@ -13,18 +15,20 @@ Non-guarantee: with very few prompts a side can be empty; the manifest tells.
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from feedback.erasure import erased_since, hold_off_erasures, subject_of
 from feedback.errors import NothingToLearn, SnapshotCorrupt
 from feedback.events import prompt_hash
 from feedback.preferences import DerivedPreference, derive_preferences
 from feedback.stream import plain_text
 from storage.artifacts import read_manifest, write_artifact
-from storage.postgres import connect
+from storage.postgres import Connection, connect
 
 FORMAT = "flywheel.snapshot.v1"
 _SIDES: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")
@@ -75,7 +79,10 @@ def create_snapshot(dsn: str, artifacts: Path, *, heldout_share: float = 0.25) -
     be derived, DatabaseUnreachable when the store does not answer.
     """
     with connect(dsn) as connection:
-        pairs = [_pair(preference) for preference in derive_preferences(connection)]
+        read_at = hold_off_erasures(connection)
+        preferences = derive_preferences(connection)
+        subjects = _subjects(connection, preferences)
+    pairs = [_pair(preference) for preference in preferences]
     if not pairs:
         raise NothingToLearn("no preference can be derived from the votes so far; collect some comparisons first")
     digest = content_digest(pairs, heldout_share)
@@ -86,10 +93,18 @@ def create_snapshot(dsn: str, artifacts: Path, *, heldout_share: float = 0.25) -
     )
     snapshot = read_snapshot(path)
     with connect(dsn) as connection:
+        known = connection.execute("select from snapshots where snapshot_id = %s", (snapshot_id,)).fetchone()
+        if erased_since(connection, subjects, read_at) and known is None:
+            shutil.rmtree(path)  # it holds what was to go; of what is left a new one is made
+            return create_snapshot(dsn, artifacts, heldout_share=heldout_share)
         connection.execute(
             "insert into snapshots (snapshot_id, path, digest, manifest) values (%s, %s, %s, %s)"
             " on conflict (snapshot_id) do nothing",
             (snapshot_id, str(path), digest, json.dumps(snapshot.manifest)),
+        )
+        connection.execute(
+            "insert into snapshot_subjects (snapshot_id, subject) select %s, unnest(%s::text[]) on conflict do nothing",
+            (snapshot_id, subjects),
         )
     return snapshot
 
@@ -113,6 +128,17 @@ def content_digest(pairs: Sequence[Pair], heldout_share: float) -> str:
     """sha256 (hex) over the pairs, whatever their order, and the share that splits them."""
     rows = sorted(json.dumps(pair.model_dump(), sort_keys=True, ensure_ascii=False) for pair in pairs)
     return hashlib.sha256("\n".join([FORMAT, repr(float(heldout_share)), *rows]).encode()).hexdigest()
+
+
+def _subjects(connection: Connection, preferences: Sequence[DerivedPreference]) -> list[str]:
+    """The digests of all whose words or votes are in these preferences."""
+    answers = [one for p in preferences for one in (p.chosen_response_id, p.rejected_response_id) if one]
+    users = connection.execute(
+        'select distinct "user" as name from interactions where response_id = any (%s) and "user" is not null',
+        (answers,),
+    )
+    names = {row["name"] for row in users}.union(*({p.rater, p.other_rater} for p in preferences))
+    return sorted(map(subject_of, names))
 
 
 def _pair(preference: DerivedPreference) -> Pair:

@@ -4,8 +4,6 @@ The columns of an event are the fields that feedback/events.py declares; nothing
 Nothing here begins or ends the outer transaction: the caller decides what belongs together.
 """
 
-import base64
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +11,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from feedback.erasure import keep_out
 from feedback.errors import StaleOwner
 from feedback.events import VOTES, AnyEvent, Interaction
+from feedback.outgoing import headers_to_json
 from feedback.preferences import refresh_preferences
 from storage.postgres import Connection, storable_json, storable_text
 
@@ -57,22 +57,25 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Written:
-    """What became of the events of one call; inserted + duplicate + refused are all of them."""
+    """What became of the events of one call; inserted + duplicate + erased + refused are all of them."""
 
     inserted: int
     duplicate: int
+    erased: int
     refused: list[Refusal]
 
 
 def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEvent]]) -> Written:
     """Insert events whose id is new, and bring the preferences that they concern up to date.
 
-    An event that PostgreSQL can't hold is refused and harms no other.
+    An event that PostgreSQL can't hold is refused and harms no other; one that was erased stays away.
     """
     inserted = 0
     refused: list[Refusal] = []
+    erased = keep_out(connection, [event for _, event in events])
+    kept = [(record, event) for record, event in events if event.event_id not in erased]
     for table in _TABLES:
-        mine = [(record, event) for record, event in events if table is _table_of(event)]
+        mine = [(record, event) for record, event in kept if table is _table_of(event)]
         if not mine:
             continue
         try:
@@ -86,8 +89,9 @@ def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEv
                         inserted += _insert(connection, table, [event])
                 except (ValueError, psycopg.DataError, psycopg.IntegrityError) as error:
                     refused.append(Refusal(record, error))
-    refresh_preferences(connection, [event for _, event in events])
-    return Written(inserted, len(events) - inserted - len(refused), refused)
+    refresh_preferences(connection, [event for _, event in kept])
+    again = len(kept) - inserted - len(refused)
+    return Written(inserted, again, len(events) - len(kept), refused)
 
 
 def row_of(event: AnyEvent) -> list[Any]:
@@ -116,7 +120,7 @@ def insert_dead_letters(connection: Connection, refusals: Sequence[Refusal]) -> 
                     refusal.record.event_id,
                     refusal.record.key,
                     refusal.record.value,
-                    _headers_json(refusal.record.headers),
+                    headers_to_json(refusal.record.headers),
                     type(refusal.error).__name__,
                     refusal.message,
                 )
@@ -197,8 +201,3 @@ def _column_value(value: Any) -> Any:
     if isinstance(value, str):
         return storable_text(value)
     return storable_json(value) if isinstance(value, dict | list | tuple) else value
-
-
-def _headers_json(headers: Sequence[tuple[str, bytes]]) -> str:
-    encoded = [(name.replace("\0", "\ufffd"), base64.b64encode(value or b"").decode()) for name, value in headers]
-    return json.dumps(encoded)

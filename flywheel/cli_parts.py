@@ -116,7 +116,7 @@ def relay(context: typer.Context) -> None:
 
     settings = settings_of(context)
     set_up_logs()
-    run(settings.feedback, begin(settings))
+    run(settings.feedback, begin(settings), settings.storage.dsn)
 
 
 def ingest(context: typer.Context) -> None:

@@ -106,6 +106,28 @@ def feedback_replay(
         typer.echo(f"{done.sent} dead letters sent again, {done.pending} events pending again in their outbox")
 
 
+@feedback_app.command("erase")
+def feedback_erase(
+    context: typer.Context,
+    user: Annotated[str, typer.Option(help="What requests call `user` and votes call `rater`.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Erase a person's prompts, answers and votes, for good; lists what has learnt from them."""
+    from feedback.erasure import erase
+
+    if not yes:
+        typer.confirm(f"Erase everything of {user!r}? It can't be undone.", abort=True, err=True)
+    with connect_to(context) as connection:
+        erased = erase(connection, user)
+    if as_json:
+        typer.echo(erased.model_dump_json())
+    else:
+        from flywheel.terminal import print_fields
+
+        print_fields("Erased", erased.model_dump())
+
+
 @rounds_app.command("list")
 def rounds_list(context: typer.Context, as_json: Json = False) -> None:
     """All rounds, each with its state and the reason for it."""

@@ -30,7 +30,7 @@ from serving.recorder import Recorder
 from serving.registry import Checkpoint
 from serving.routing import Router
 from serving.settings import ServingSettings
-from serving.vote_reader import VoteReader
+from serving.vote_store import VoteStore
 from telemetry.logs import set_up_logs
 from telemetry.metrics import GatewayMetrics
 
@@ -120,7 +120,7 @@ class GatewayReplica:
         self._router = Router(dsn, settings)
         await asyncio.to_thread(self._router.start)
         self._recorder = Recorder(self._outbox, GatewayMetrics(f"gateway-{uuid7().hex[-12:]}"))
-        self._votes = VoteReader(dsn)
+        self._votes = VoteStore(dsn)
         self._gateway = Gateway(settings, RayEngines(), self._router, self._recorder, self._votes)
 
     def __serve_build_asgi_app__(self) -> Any:

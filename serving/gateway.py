@@ -59,11 +59,14 @@ UTILITIES = (
 Endpoint = Callable[[Request, str], Awaitable[Response]]
 
 
-class VoteSource(Protocol):
-    """The part of serving.vote_reader.VoteReader that the endpoints use."""
+class StoredVotes(Protocol):
+    """The part of serving.vote_store.VoteStore that the endpoints use."""
 
     async def votes_on(self, response_id: str, api_key_id: str) -> list[dict[str, Any]]:
         """The stored votes of that key on a response, oldest first. Raises Overloaded when the store is away."""
+
+    async def erase(self, name: str) -> dict[str, Any]:
+        """Erase a person's answers and votes; returns what went. Raises Overloaded when the store is away."""
 
 
 @dataclass
@@ -74,7 +77,7 @@ class Gateway:
     engine: EngineClient
     router: Router
     recorder: Recorder
-    votes: VoteSource
+    votes: StoredVotes
     under_way: int = 0
     _unknown_keys: dict[str, None] = field(default_factory=dict)  # digests, the oldest first
     _waiting_for_keys: int = 0
@@ -235,6 +238,12 @@ class Gateway:
         votes = await self.votes.votes_on(name, key.key_id)
         return JSONResponse({"object": "list", "data": votes}, headers={"x-flywheel-response-id": response_id})
 
+    async def erase(self, request: Request, response_id: str) -> Response:
+        """DELETE /v1/subjects/{name}: erase the answers made for that user, and the votes of that rater."""
+        await self.authorize(request, "admin")
+        erased = await self.votes.erase(request.path_params["name"])
+        return JSONResponse({"object": "erasure", **erased}, headers={"x-flywheel-response-id": response_id})
+
     async def _feedback_grant(self, request: Request) -> Grant:
         """What the caller may vote on: a feedback token names one thing, a key with the scope may all."""
         secret = sent_secret(request.headers.get("authorization"), request.headers.get("x-api-key"))
@@ -310,6 +319,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     add("/v1/feedback", gateway.feedback)
     add("/v1/feedback/batch", gateway.feedback_batch)
     add("/v1/responses/{name}/feedback", gateway.feedback_on, "GET")
+    add("/v1/subjects/{name:path}", gateway.erase, "DELETE")
     add("/v1/models", gateway.models, "GET")
     add("/metrics", gateway.metrics, "GET")
     add("/v1/models/{name}", gateway.model, "GET")

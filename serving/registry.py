@@ -2,7 +2,7 @@
 
 Guarantees: a checkpoint id means one content for ever (registering it again with another digest is
 refused); an alias moves only to a checkpoint that every live engine replica has proven, and each move is
-kept with its reason; at most one experiment runs on an alias (unique index).
+kept with its reason and told on the topic of checkpoints; at most one experiment runs on an alias (unique index).
 Each function runs in the caller's transaction and does not commit. Gateways and engines poll, so a
 change reaches them within poll_interval_s.
 """
@@ -16,7 +16,8 @@ import psycopg
 from psycopg.types.json import Jsonb
 from pydantic import BaseModel, ConfigDict
 
-from feedback.events import uuid7
+from feedback.events import CheckpointEvent, uuid7
+from feedback.outgoing import announce
 from serving.errors import (
     BaseNotPrepared,
     CheckpointConflict,
@@ -26,7 +27,7 @@ from serving.errors import (
 )
 from serving.settings import ServingSettings
 from storage.artifacts import digest
-from storage.postgres import Connection
+from storage.postgres import Connection, storable_text
 
 
 class Row(BaseModel):
@@ -90,7 +91,7 @@ def register_checkpoint(connection: Connection, checkpoint: Checkpoint) -> None:
         base_id = parent.base_id if checkpoint.kind == "adapter" else base_id
     elif checkpoint.kind == "adapter":
         raise CheckpointUnknown(f"the adapter {checkpoint.checkpoint_id} names no parent")
-    connection.execute(
+    added = connection.execute(
         "insert into checkpoints (checkpoint_id, kind, parent_id, base_id, digest, path, manifest, state) "
         "values (%s, %s, %s, %s, %s, %s, %s, %s) on conflict (checkpoint_id) do nothing",
         (
@@ -104,6 +105,9 @@ def register_checkpoint(connection: Connection, checkpoint: Checkpoint) -> None:
             checkpoint.state,
         ),
     )
+    if added.rowcount:
+        told = checkpoint.model_dump(include={"checkpoint_id", "parent_id", "digest"})
+        announce(connection, CheckpointEvent(kind="registered", **told))
     stored = get_checkpoint(connection, checkpoint.checkpoint_id)
     if (stored.digest, stored.kind, stored.parent_id) != (checkpoint.digest, checkpoint.kind, checkpoint.parent_id):
         raise CheckpointConflict(f"{checkpoint.checkpoint_id} is registered with other weights or another parent")
@@ -149,7 +153,13 @@ def retire_checkpoint(connection: Connection, checkpoint_id: str) -> None:
     ).fetchall()
     if used:
         raise ExperimentConflict(f"{checkpoint_id} serves the alias {used[0]['alias']}; move that first")
-    connection.execute("update checkpoints set state = 'retired' where checkpoint_id = any(%s)", (ids,))
+    retired = connection.execute(
+        "update checkpoints set state = 'retired' where checkpoint_id = any(%s) and state <> 'retired' "
+        "returning checkpoint_id",
+        (ids,),
+    )
+    for row in retired.fetchall():
+        announce(connection, CheckpointEvent(kind="retired", checkpoint_id=row["checkpoint_id"]))
 
 
 def live_replicas(connection: Connection, base_checkpoint_id: str, timeout_s: float = 15.0) -> list[str]:
@@ -278,6 +288,10 @@ def _point_alias(connection: Connection, alias: str, checkpoint_id: str, reason:
         "insert into alias_moves (alias, from_checkpoint_id, to_checkpoint_id, reason) values (%s, %s, %s, %s)",
         (alias, from_id, checkpoint_id, reason),
     )
+    moved = CheckpointEvent(
+        kind="promoted", checkpoint_id=checkpoint_id, alias=alias, previous_id=from_id, reason=storable_text(reason)
+    )
+    announce(connection, moved)
 
 
 def ensure_base(connection: Connection, settings: ServingSettings) -> str:

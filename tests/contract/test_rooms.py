@@ -16,7 +16,15 @@ ROOMS = frozenset({"flywheel", "serving", "feedback", "reward", "rounds", "loadt
 ALLOWED: dict[str, frozenset[str]] = {
     "flywheel": ROOMS,
     "serving": frozenset(
-        {"feedback.events", "feedback.outbox", "feedback.votes", "feedback.errors", "feedback.settings"}
+        {
+            "feedback.events",
+            "feedback.outbox",
+            "feedback.outgoing",
+            "feedback.votes",
+            "feedback.erasure",
+            "feedback.errors",
+            "feedback.settings",
+        }
     ),
     "feedback": frozenset(),
     "reward": frozenset({"feedback.events", "feedback.snapshots"}),

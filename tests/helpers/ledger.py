@@ -1,5 +1,6 @@
 """A ledger for one test: settings, the relay and the ingest in this process, and what the store has."""
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -7,10 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kafka import KafkaConsumer
+
 from feedback import ingest, relay, store
 from feedback.events import AnyEvent, to_record
 from feedback.outbox import Outbox
 from feedback.settings import FeedbackSettings
+from feedback.topics import client_options
 from storage.postgres import connect
 
 
@@ -42,7 +46,7 @@ def running(settings: FeedbackSettings, dsn: str) -> Iterator[None]:
     """The relay and the ingest at work in threads; both end with the block."""
     stop = threading.Event()
     threads = [
-        threading.Thread(target=relay.run, args=(settings, stop)),
+        threading.Thread(target=relay.run, args=(settings, stop, dsn)),
         threading.Thread(target=ingest.run, args=(settings, dsn, stop)),
     ]
     for thread in threads:
@@ -60,6 +64,16 @@ def rows(dsn: str, query: str) -> list[dict[str, Any]]:
     """What the store answers."""
     with connect(dsn) as connection:
         return connection.execute(query).fetchall()
+
+
+def read_topic(settings: FeedbackSettings, topic: str, *, count: int) -> list[Any]:
+    """The first `count` records of a topic."""
+    consumer = KafkaConsumer(
+        topic, **client_options(settings), auto_offset_reset="earliest", consumer_timeout_ms=10_000
+    )
+    records = list(itertools.islice(consumer, count))
+    consumer.close()
+    return records
 
 
 def stored_ids(dsn: str) -> list[str]:

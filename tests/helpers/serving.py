@@ -88,6 +88,11 @@ class MemoryVotes:
     """The votes of an outbox, as if they had reached the store."""
 
     outbox: MemoryOutbox
+    erased: list[str] = field(default_factory=list)
+
+    async def erase(self, name: str) -> dict[str, Any]:
+        self.erased.append(name)
+        return {"votes": 0}
 
     async def votes_on(self, response_id: str, api_key_id: str) -> list[dict[str, Any]]:
         return [
@@ -173,12 +178,13 @@ class Bench:
     settings: ServingSettings = field(default_factory=ServingSettings)
 
     def __post_init__(self) -> None:
+        self.votes = MemoryVotes(self.outbox)
         self.gateway = Gateway(
             self.settings,
             self.engine,
             self.router,
             Recorder(self.outbox, GatewayMetrics("gateway-1")),
-            MemoryVotes(self.outbox),
+            self.votes,
         )
         self.app: FastAPI = build_app(self.gateway)
 

@@ -1,6 +1,5 @@
 """The ledger over real parts: outbox → relay → broker → ingest → PostgreSQL."""
 
-import itertools
 import json
 import random
 import subprocess
@@ -9,11 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
-from kafka import KafkaConsumer
 
 from feedback.audit import audit
 from feedback.dead_letters import dead_letter_record
@@ -24,11 +21,11 @@ from feedback.relay import Relay
 from feedback.replay import replay
 from feedback.settings import FeedbackSettings
 from feedback.stream import stream_preferences
-from feedback.topics import DEAD_LETTER_SUFFIX, Logs, client_options, make_producer
+from feedback.topics import DEAD_LETTER_SUFFIX, Logs, make_producer
 from storage.postgres import connect
 from tests.helpers.documents import BROKER, programs
 from tests.helpers.events_built import build_comparison, build_interaction, build_preference, build_thumb, build_vote
-from tests.helpers.ledger import accept, insert, ledger_settings, rows, running, stored_ids, wait_for
+from tests.helpers.ledger import accept, insert, ledger_settings, read_topic, rows, running, stored_ids, wait_for
 from tests.helpers.servers import Broker, Postgres
 
 pytestmark = pytest.mark.real
@@ -44,16 +41,6 @@ def publish(settings: FeedbackSettings, events: Sequence[AnyEvent]) -> None:
         topic, key, value, headers = to_record(event)
         producer.send(topic, key=key, value=value, headers=headers).get(5)
     producer.close(timeout=2)
-
-
-def read_topic(settings: FeedbackSettings, topic: str, *, count: int) -> list[Any]:
-    """The first `count` records of a topic."""
-    consumer = KafkaConsumer(
-        topic, **client_options(settings), auto_offset_reset="earliest", consumer_timeout_ms=10_000
-    )
-    records = list(itertools.islice(consumer, count))
-    consumer.close()
-    return records
 
 
 def step_until(ingest: Ingest, condition: Callable[[], bool], *, forgiving: bool = False) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -237,3 +238,20 @@ async def only_pages_that_are_named_may_call_from_a_browser() -> None:
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
     async with closed.client() as client:
         assert "access-control-allow-origin" not in (await client.options("/v1/feedback", headers=asked)).headers
+
+
+@pytest.mark.parametrize("name", ["anna", "a/b?c#d", "ü \u0000", "%2e%2e"])
+async def a_person_is_erased_by_an_admin_only_whatever_the_name(name: str) -> None:
+    admin = ApiKey("key-2", "admin", frozenset({"admin"}))
+    bench = Bench(router=StillRouter(build_table(keys={digest_of("fw-admin"): admin, **build_table().keys})))
+    path = f"/v1/subjects/{quote(name, safe='')}"
+    async with bench.client() as client:
+        check_error(await client.delete(path), 403)
+    async with bench.client("fw-unknown") as client:
+        check_error(await client.delete(path), 401)
+    assert bench.votes.erased == []
+    async with bench.client("fw-admin") as client:
+        answer = await client.delete(path)
+    assert answer.status_code == 200
+    assert answer.json() == {"object": "erasure", "votes": 0}
+    assert bench.votes.erased == [name]
