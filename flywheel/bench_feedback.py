@@ -83,7 +83,7 @@ def _votes(count: int) -> list[dict[str, Any]]:
             "event_id": str(uuid7()),
             "response_id": new_response_id(),
             "value": "up",
-            "rater": f"rater-{number % 1000}",
+            "rater": f"rater-{number % 50_000}",
         }
         for number in range(count)
     ]

@@ -106,6 +106,21 @@ def feedback_replay(
         typer.echo(f"{done.sent} dead letters sent again, {done.pending} events pending again in their outbox")
 
 
+@feedback_app.command("integrity")
+def feedback_integrity(context: typer.Context, as_json: Json = False) -> None:
+    """How many rigged votes would turn each comparison of checkpoints; texts sent by several; the busiest raters."""
+    from feedback.integrity import examine
+
+    with connect_to(context) as connection:
+        found = examine(connection).model_dump()
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    print_rows("Comparisons, the easiest to turn first", found["contests"], as_json=False)
+    print_rows("Texts that several raters sent", found["repeated_texts"], as_json=False)
+    print_rows("Busiest raters", found["busiest_raters"], as_json=False)
+
+
 @feedback_app.command("erase")
 def feedback_erase(
     context: typer.Context,

@@ -24,6 +24,7 @@ from serving.app import GATEWAY
 from serving.asgi import Head
 from serving.engine import EngineReplica
 from serving.errors import UpstreamError
+from serving.evaluations import tell_through
 from serving.exchange import EngineCall
 from serving.gateway import Gateway, build_app
 from serving.recorder import Recorder
@@ -31,6 +32,7 @@ from serving.registry import Checkpoint
 from serving.routing import Router
 from serving.settings import ServingSettings
 from serving.vote_store import VoteStore
+from telemetry.evaluations import EvaluationLog
 from telemetry.logs import set_up_logs
 from telemetry.metrics import GatewayMetrics
 
@@ -121,7 +123,9 @@ class GatewayReplica:
         await asyncio.to_thread(self._router.start)
         self._recorder = Recorder(self._outbox, GatewayMetrics(f"gateway-{uuid7().hex[-12:]}"))
         self._votes = VoteStore(dsn)
-        self._gateway = Gateway(settings, RayEngines(), self._router, self._recorder, self._votes)
+        self._evaluations = EvaluationLog(settings.otlp_logs_endpoint) if settings.otlp_logs_endpoint else None
+        tell_vote = tell_through(self._evaluations) if self._evaluations else None
+        self._gateway = Gateway(settings, RayEngines(), self._router, self._recorder, self._votes, tell_vote)
 
     def __serve_build_asgi_app__(self) -> Any:
         """Ray Serve asks for the application after the constructor."""
@@ -135,6 +139,8 @@ class GatewayReplica:
         await asyncio.to_thread(self._router.close)
         await asyncio.to_thread(self._outbox.close)
         self._votes.close()
+        if self._evaluations is not None:
+            await asyncio.to_thread(self._evaluations.close)
         log.info(
             "gateway stopped: %d interactions recorded, %d dropped; outbox %s",
             self._recorder.recorded,

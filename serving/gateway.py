@@ -20,21 +20,23 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from feedback.events import is_response_id, new_response_id
+from feedback.events import AnyVote, new_response_id
 from serving.answers import ClientGone, EventStream, answer_headers, error_response, traceparent_of, until_disconnect
 from serving.comparisons import compare
 from serving.dialects import CHAT, DIALECTS, ComparisonRequest, Dialect, UtilityRequest
 from serving.errors import ApiError, MethodNotAllowed, NotFound, Overloaded
 from serving.exchange import Caller, EngineClient, Exchange, ask_engine
+from serving.feedback_endpoints import FeedbackEndpoints
 from serving.feedback_tokens import HEADER as TOKEN_HEADER
-from serving.feedback_tokens import PREFIX, Grant, make_token, read_token
+from serving.feedback_tokens import make_token
 from serving.keys import ApiKey, check, digest_of, sent_secret
 from serving.limits import Admission, Limits
 from serving.recorder import Recorder
 from serving.requests import parse_model, read_body
 from serving.routing import Router
 from serving.settings import ServingSettings
-from serving.votes import accept_batch, accept_vote, parse_batch, parse_vote
+from serving.vote_limits import VoteLimits
+from serving.votes import VoteDesk
 from telemetry.metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
@@ -71,19 +73,25 @@ class StoredVotes(Protocol):
 
 @dataclass
 class Gateway:
-    """What the endpoints work with. under_way: requests being answered now."""
+    """What the endpoints work with. tell_vote: hears of each accepted vote; under_way: requests being answered now."""
 
     settings: ServingSettings
     engine: EngineClient
     router: Router
     recorder: Recorder
     votes: StoredVotes
+    tell_vote: Callable[[AnyVote], None] | None = None
     under_way: int = 0
     _unknown_keys: dict[str, None] = field(default_factory=dict)  # digests, the oldest first
     _waiting_for_keys: int = 0
 
     def __post_init__(self) -> None:
-        self.limits = Limits(max(self.settings.gateway_replicas, self.settings.gateway_replicas_max))
+        replicas = max(self.settings.gateway_replicas, self.settings.gateway_replicas_max)
+        self.limits = Limits(replicas)
+        vote_limits = VoteLimits(
+            self.settings.key_votes_per_minute, self.settings.rater_votes_per_minute, replicas=replicas
+        )
+        self.desk = VoteDesk(self.recorder.outbox, vote_limits, self.tell_vote)
 
     async def authorize(self, request: Request, scope: str) -> ApiKey:
         """The caller's key. Raises Unauthenticated, MissingScope.
@@ -107,7 +115,7 @@ class Gateway:
                     del self._unknown_keys[next(iter(self._unknown_keys))]
         return check(table.keys, secret, scope)
 
-    async def _body(self, request: Request) -> bytes:
+    async def body(self, request: Request) -> bytes:
         return await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout_s)
 
     def caller(self, request: Request, key: ApiKey, asked_by: str | None) -> Caller:
@@ -152,7 +160,7 @@ class Gateway:
         self, request: Request, response_id: str, dialect: Dialect, key: ApiKey, started: float
     ) -> Exchange:
         """Read the body and route it; the engine has heard nothing yet."""
-        body = parse_model(await self._body(request), dialect.request)
+        body = parse_model(await self.body(request), dialect.request)
         caller = self.caller(request, key, body.asked_by)
         return Exchange(
             response_id=response_id,
@@ -180,7 +188,7 @@ class Gateway:
         key = await self.authorize(request, "inference")
         admission = self.limits.admit(key)
         try:
-            body = parse_model(await self._body(request), UtilityRequest)
+            body = parse_model(await self.body(request), UtilityRequest)
             caller = self.caller(request, key, None)
             model = body.model or self.settings.alias
             route = self.router.table.route(model, caller.user or caller.session_id or response_id)
@@ -203,7 +211,7 @@ class Gateway:
         admission = self.limits.admit(key)
         tokens = 0
         try:
-            body = parse_model(await self._body(request), ComparisonRequest)
+            body = parse_model(await self.body(request), ComparisonRequest)
             if body.checkpoints is not None:
                 key = await self.authorize(request, "evaluate")
             caller = self.caller(request, key, body.asked_by)
@@ -213,44 +221,6 @@ class Gateway:
         headers = {"x-flywheel-response-id": response_id, "traceparent": caller.traceparent}
         headers |= admission.headers | self._feedback_token(key, answer["id"])
         return JSONResponse(answer, headers=headers)
-
-    async def feedback(self, request: Request, response_id: str) -> Response:
-        """POST /v1/feedback: one vote."""
-        grant = await self._feedback_grant(request)
-        vote = parse_vote(await self._body(request), grant, request.headers.get("idempotency-key"))
-        accepted = await accept_vote(vote, self.recorder.outbox)
-        return JSONResponse(accepted, status_code=202, headers={"x-flywheel-response-id": response_id})
-
-    async def feedback_batch(self, request: Request, response_id: str) -> Response:
-        """POST /v1/feedback/batch: 202 when all votes were accepted, else 207; the body tells each one's fate."""
-        grant = await self._feedback_grant(request)
-        votes = parse_batch(await self._body(request), grant, request.headers.get("idempotency-key"))
-        answer = await accept_batch(votes, self.recorder.outbox)
-        status = 207 if answer["refused"] else 202
-        return JSONResponse(answer, status_code=status, headers={"x-flywheel-response-id": response_id})
-
-    async def feedback_on(self, request: Request, response_id: str) -> Response:
-        """GET /v1/responses/{name}/feedback: the stored votes that came with the same key."""
-        key = await self.authorize(request, "feedback")
-        name = request.path_params["name"]
-        if not is_response_id(name):
-            raise NotFound("No answer has such an id.", param="response_id", code="response_not_found")
-        votes = await self.votes.votes_on(name, key.key_id)
-        return JSONResponse({"object": "list", "data": votes}, headers={"x-flywheel-response-id": response_id})
-
-    async def erase(self, request: Request, response_id: str) -> Response:
-        """DELETE /v1/subjects/{name}: erase the answers made for that user, and the votes of that rater."""
-        await self.authorize(request, "admin")
-        erased = await self.votes.erase(request.path_params["name"])
-        return JSONResponse({"object": "erasure", **erased}, headers={"x-flywheel-response-id": response_id})
-
-    async def _feedback_grant(self, request: Request) -> Grant:
-        """What the caller may vote on: a feedback token names one thing, a key with the scope may all."""
-        secret = sent_secret(request.headers.get("authorization"), request.headers.get("x-api-key"))
-        if secret.startswith(PREFIX):
-            table = self.router.table
-            return read_token(secret, table.keys, table.digests)
-        return Grant(await self.authorize(request, "feedback"))
 
     def _feedback_token(self, key: ApiKey, target: str) -> dict[str, str]:
         """The header with the token for an answer, if its key may vote at all."""
@@ -316,10 +286,12 @@ def build_app(gateway: Gateway) -> FastAPI:
     for path in UTILITIES:
         add(path, partial(gateway.utility, path=path))
     add("/v1/comparisons", gateway.comparison)
-    add("/v1/feedback", gateway.feedback)
-    add("/v1/feedback/batch", gateway.feedback_batch)
-    add("/v1/responses/{name}/feedback", gateway.feedback_on, "GET")
-    add("/v1/subjects/{name:path}", gateway.erase, "DELETE")
+    feedback = FeedbackEndpoints(gateway)
+    add("/v1/feedback", feedback.vote)
+    add("/v1/feedback/batch", feedback.batch)
+    add("/v1/logs", feedback.evaluations)
+    add("/v1/responses/{name}/feedback", feedback.votes_on, "GET")
+    add("/v1/subjects/{name:path}", feedback.erase, "DELETE")
     add("/v1/models", gateway.models, "GET")
     add("/metrics", gateway.metrics, "GET")
     add("/v1/models/{name}", gateway.model, "GET")

@@ -50,6 +50,10 @@ class ServingSettings(BaseModel):
     unload_after_s: how long a retired checkpoint is still served to gateways that have not read of it.
     replica_timeout_s: an engine replica without a heartbeat for so long counts as gone.
     feedback_token_s: how long the token in an answer's headers lets a browser vote on it; 0: no tokens.
+    key_votes_per_minute, rater_votes_per_minute: votes that one API key, and one rater or feedback token, may send; 0:
+    any number. Raters of a key with the scope `evaluate` are not limited.
+    otlp_logs_endpoint: where accepted votes are told on as OpenTelemetry's evaluation events, such as
+    http://127.0.0.1:4318/v1/logs; empty: nowhere.
     cors_origins: the web pages (such as https://example.org) whose scripts may call the API; none by default.
     drain_timeout_s: how long running streams may go on after stop. start_timeout_s: for the engine's start.
     ray_address: an existing Ray; empty starts a local one.
@@ -90,6 +94,9 @@ class ServingSettings(BaseModel):
     unload_after_s: float = Field(default=5, ge=0)
     replica_timeout_s: float = Field(default=15, gt=0)
     feedback_token_s: float = Field(default=86400, ge=0)
+    key_votes_per_minute: int = Field(default=0, ge=0)
+    rater_votes_per_minute: int = Field(default=120, ge=0)
+    otlp_logs_endpoint: str = Field(default="", pattern="^(https?://.*)?$")
     cors_origins: tuple[str, ...] = ()
     drain_timeout_s: float = Field(default=30, ge=0)
     start_timeout_s: float = Field(default=300, gt=0)

@@ -3,12 +3,13 @@
 Guarantees: 202 means that the event is fsynced in the outbox; the same Idempotency-Key (or event_id) again
 answers `duplicate` and changes nothing, and with other content 409. A vote is never refused for coming
 before its interaction. Does not look up what the vote is about.
+Votes beyond the limits of a key or a rater are refused (serving.vote_limits).
 In a batch every vote has an answer of its own, in order; what is wrong with one harms no other.
 """
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,10 +17,11 @@ from pydantic import ValidationError
 
 from feedback.errors import EventNotEncodable, OutboxConflict, OutboxError
 from feedback.events import FEEDBACK, AnyVote, target_of
-from serving.errors import ApiError, Conflict, InvalidRequest, MissingScope, Overloaded
+from serving.errors import ApiError, Conflict, InvalidRequest, MissingScope, Overloaded, RateLimited
 from serving.feedback_tokens import Grant
 from serving.recorder import OutboxLike
 from serving.requests import as_object, invalid_field, parse_json, parse_object
+from serving.vote_limits import VoteLimits
 
 MOST_IN_A_BATCH = 1000
 _CLOCKS_DIFFER = timedelta(minutes=5)
@@ -63,13 +65,18 @@ def _checked(idempotency_key: str | None) -> str | None:
 def _vote(value: dict[str, Any], grant: Grant, idempotency_key: str | None) -> AnyVote:
     if "api_key_id" in value:
         raise InvalidRequest("Unknown field: `api_key_id`.", param="api_key_id", code="unknown_parameter")
-    value = {**value, "api_key_id": grant.key.key_id}
     if idempotency_key is not None:
         if "event_id" in value:
             raise InvalidRequest("Send `event_id` or the header `Idempotency-Key`, not both.", param="event_id")
+        value = dict(value)
         value["event_id"] = str(uuid.uuid5(_NAMESPACE, f"{grant.key.key_id}\n{idempotency_key}"))
+    return vote_of(value, grant)
+
+
+def vote_of(value: dict[str, Any], grant: Grant) -> AnyVote:
+    """The event of these fields, given in the name of the grant's key. Raises InvalidRequest, MissingScope."""
     try:
-        vote = FEEDBACK.validate_python(value)
+        vote = FEEDBACK.validate_python({**value, "api_key_id": grant.key.key_id})
     except ValidationError as error:
         raise invalid_field(error, skip=1) from error
     if vote.time > datetime.now(UTC) + _CLOCKS_DIFFER:
@@ -79,30 +86,59 @@ def _vote(value: dict[str, Any], grant: Grant, idempotency_key: str | None) -> A
     return vote
 
 
-async def accept_vote(vote: AnyVote, outbox: OutboxLike) -> dict[str, Any]:
-    """Write the vote and return the answer's body. Raises Conflict, InvalidRequest, Overloaded."""
-    try:
-        [status] = await asyncio.wrap_future(outbox.append([vote]))
-    except OutboxConflict as error:
-        raise Conflict("This idempotency key or event_id was used for another vote.") from error
-    except EventNotEncodable as error:
-        raise InvalidRequest(f"The vote can't be stored: {error}") from error
-    except OutboxError as error:
-        raise Overloaded(f"The vote could not be stored now: {error}", retry_after_s=2) from error
-    return {"feedback_id": vote.event_id, "status": status}
+class VoteDesk:
+    """Takes votes in: within the limits, onto the disk, and then, where somebody listens, told on."""
 
+    def __init__(self, outbox: OutboxLike, limits: VoteLimits, tell: Callable[[AnyVote], None] | None = None) -> None:
+        self._outbox = outbox
+        self._limits = limits
+        self._tell = tell
 
-async def accept_batch(votes: Sequence[AnyVote | ApiError], outbox: OutboxLike) -> dict[str, Any]:
-    """Write those that are votes, and return the answer's body: what became of each, and how many of each kind."""
-
-    async def one(vote: AnyVote | ApiError) -> dict[str, Any]:
+    async def accept(self, vote: AnyVote, grant: Grant) -> dict[str, Any]:
+        """Write the vote and return the answer's body. Raises RateLimited, Conflict, InvalidRequest, Overloaded."""
+        self._limits.admit(vote, grant)
         try:
-            if isinstance(vote, ApiError):
-                raise vote
-            return await accept_vote(vote, outbox)
-        except ApiError as error:
-            return {"status": "refused", **error.body()}
+            [status] = await asyncio.wrap_future(self._outbox.append([vote]))
+        except OutboxConflict as error:
+            raise Conflict("This idempotency key or event_id was used for another vote.") from error
+        except EventNotEncodable as error:
+            raise InvalidRequest(f"The vote can't be stored: {error}") from error
+        except OutboxError as error:
+            raise Overloaded(f"The vote could not be stored now: {error}", retry_after_s=2) from error
+        if self._tell is not None and status == "accepted":
+            self._tell(vote)
+        return {"feedback_id": vote.event_id, "status": status}
 
-    data = await asyncio.gather(*map(one, votes))
-    counts = {name: sum(item["status"] == name for item in data) for name in ("accepted", "duplicate", "refused")}
-    return {"object": "list", "data": data, **counts}
+    async def accept_batch(self, votes: Sequence[AnyVote | ApiError], grant: Grant) -> dict[str, Any]:
+        """Write those that are votes, and return the answer's body: what became of each, and how many of each kind."""
+
+        async def one(vote: AnyVote | ApiError) -> dict[str, Any]:
+            try:
+                if isinstance(vote, ApiError):
+                    raise vote
+                return await self.accept(vote, grant)
+            except ApiError as error:
+                return {"status": "refused", **error.body()}
+
+        data = await asyncio.gather(*map(one, votes))
+        counts = {name: sum(item["status"] == name for item in data) for name in ("accepted", "duplicate", "refused")}
+        return {"object": "list", "data": data, **counts}
+
+    async def accept_all(self, votes: Sequence[AnyVote], grant: Grant) -> list[str]:
+        """Write them; returns what is wrong with those that were refused.
+
+        Raises RateLimited or Overloaded when a later try can help; what was written by then is a duplicate in that.
+        """
+
+        async def one(vote: AnyVote) -> ApiError | None:
+            try:
+                await self.accept(vote, grant)
+            except ApiError as error:
+                return error
+            return None
+
+        errors = [error for error in await asyncio.gather(*map(one, votes)) if error is not None]
+        for error in errors:
+            if isinstance(error, RateLimited | Overloaded):
+                raise error
+        return [error.message for error in errors]

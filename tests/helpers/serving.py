@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from feedback.events import AnyEvent, Interaction, target_of
+from feedback.events import AnyEvent, AnyVote, Interaction, target_of
 from serving.asgi import Head
 from serving.errors import UpstreamError
 from serving.gateway import Gateway, build_app
@@ -176,6 +176,7 @@ class Bench:
     router: StillRouter = field(default_factory=StillRouter)
     outbox: MemoryOutbox = field(default_factory=MemoryOutbox)
     settings: ServingSettings = field(default_factory=ServingSettings)
+    tell_vote: Callable[[AnyVote], None] | None = None
 
     def __post_init__(self) -> None:
         self.votes = MemoryVotes(self.outbox)
@@ -185,6 +186,7 @@ class Bench:
             self.router,
             Recorder(self.outbox, GatewayMetrics("gateway-1")),
             self.votes,
+            self.tell_vote,
         )
         self.app: FastAPI = build_app(self.gateway)
 

@@ -10,6 +10,7 @@ import pytest
 
 from feedback.errors import NothingToLearn, SnapshotCorrupt
 from feedback.events import AnyEvent, prompt_hash
+from feedback.integrity import examine
 from feedback.preferences import count_decided, derive_preferences
 from feedback.snapshots import create_snapshot, read_snapshot
 from feedback.votes import votes_on
@@ -313,3 +314,23 @@ def one_text_sent_in_several_ways_is_one_prompt_and_odd_parts_are_left_out(dsn: 
     assert {pair.prompt[0]["content"] for pair in pairs} == {"How?"}
     assert len({pair.prompt_hash for pair in pairs}) == 1
     assert not (frozen.train and frozen.heldout)
+
+
+def the_report_on_integrity_says_what_it_takes_to_turn_a_comparison(dsn: str) -> None:
+    for number in range(10):
+        comparison, answers = build_comparison(f"prompt {number}")
+        chosen = answers[0 if number < 7 else 1].response_id
+        insert(dsn, [*answers, build_preference(comparison, chosen, rater="busy" if number < 4 else f"r{number}")])
+    tied, pair = build_comparison("another prompt")
+    same, twins = build_comparison("twins", checkpoints=("flash-r0000-000000", "flash-r0000-000000"))
+    insert(dsn, [*pair, build_preference(tied), *twins, build_preference(same, twins[0].response_id)])
+    texts = ("This answer is simply WRONG!", "this answer is simply wrong", "Another remark of mine")
+    insert(dsn, [build_vote("comment", text=text, rater=f"bot-{number}") for number, text in enumerate(texts)])
+    with connect(dsn) as connection:
+        found = examine(connection)
+    [contest] = found.contests
+    assert (contest.leader_wins, contest.other_wins, contest.ties, contest.raters) == (7, 3, 1, 8)
+    assert (contest.changed_votes, contest.added_votes, contest.rigged_raters) == (3, 5, 1)
+    [repeated] = found.repeated_texts
+    assert (repeated.votes, repeated.raters) == (2, 2)
+    assert (found.busiest_raters[0].rater, found.busiest_raters[0].votes) == ("busy", 4)
