@@ -4,22 +4,26 @@ The law it checks: accepted = stored + duplicate + dead_lettered + erased + pend
 An accepted event counts as stored if the store has it; else as erased if somebody asked for that; else dead-lettered
 if a dead letter has it; else pending while it waits for the log or for the ingest, or was sent to a log that the ingest
 never came to read to that place; else it is missing: the ingest has passed it and the store does not have it.
+A damaged outbox file can't be compared: the report names it, and is not clean.
 Safe at any time, on a platform at work: it reads the outboxes first and the store afterwards, in one snapshot.
 Non-guarantee: it knows one node's outboxes; with several nodes the events of the others look unexpected.
 """
 
+import sqlite3
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
 from feedback.errors import LogError
-from feedback.outbox_file import Standing, open_files
+from feedback.outbox_file import DAMAGED_SUFFIX, SUFFIX, OutboxFile, Standing, is_damage, list_files
 from feedback.settings import FeedbackSettings
 from storage.postgres import Connection, connect
 
 LISTED_IDS = 20
+_ASKED_AT_ONCE = 10_000
 _POLL_MS = 500
 _UNREAD_WITHIN_S = 10.0
 
@@ -52,30 +56,33 @@ class AuditReport(BaseModel):
     unread: int | None
     missing_ids: list[str]
     unexpected_ids: list[str]
+    damaged_files: list[str]
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def clean(self) -> bool:
         """The law holds so far; something may still be pending."""
         explained = self.stored + self.duplicate + self.dead_lettered + self.erased + self.pending
-        return not self.missing and not self.unexpected and self.accepted == explained
+        whole = not self.damaged_files and not self.missing and not self.unexpected
+        return whole and self.accepted == explained
 
 
 def audit(settings: FeedbackSettings, dsn: str) -> AuditReport:
     """Compare now. Raises DatabaseUnreachable; a broker that is away only leaves `unread` null."""
     with connect(dsn) as connection:
         began = _one(connection, "select clock_timestamp() as at")["at"]
-    standings = _standings(settings)
+    standings, damaged = _standings(settings)
     with connect(dsn) as connection:
         connection.execute("set transaction isolation level repeatable read, read only")
-        stored = _ids(connection, "select event_id from interactions union all select event_id from feedback")
-        erased = _ids(connection, "select event_id from erased_events")
-        dead = _ids(connection, "select event_id from dead_letters where event_id is not null")
+        accepted = sorted({standing.event_id for standing in standings})
+        stored = _known(connection, accepted, "interactions") | _known(connection, accepted, "feedback")
+        erased = _known(connection, accepted, "erased_events")
+        dead = _known(connection, accepted, "dead_letters")
         next_offsets = {
             (row["topic"], row["partition"], row["log_id"]): row["next_offset"]
             for row in connection.execute("select topic, partition, log_id, next_offset from ingest_offsets")
         }
-        unexpected = _unexpected(connection, settings, began, {standing.event_id for standing in standings})
+        unexpected = _unexpected(connection, settings, began, set(accepted))
         counts = _one(connection, _COUNTS)
     judged: dict[str, str] = {}
     for standing in standings:
@@ -96,6 +103,7 @@ def audit(settings: FeedbackSettings, dsn: str) -> AuditReport:
         unread=_unread(settings, next_offsets),
         missing_ids=missing[:LISTED_IDS],
         unexpected_ids=unexpected[:LISTED_IDS],
+        damaged_files=damaged,
         **counts,
     )
 
@@ -110,6 +118,9 @@ select
                and not exists (select from interactions i where i.response_id = vote.response_id))
            or (vote.comparison_id is not null
                and (select count(*) from interactions i where i.comparison_id = vote.comparison_id) < 2)
+           or (vote.responses is not null
+               and (select count(*) from interactions i
+                    where i.response_id in (vote.responses ->> 0, vote.responses ->> 1)) < 2)
     ) as orphaned,
     (
         select count(*) from feedback vote
@@ -122,15 +133,23 @@ select
 """
 
 
-def _standings(settings: FeedbackSettings) -> list[Standing]:
-    """Those that the store should still have."""
+def _standings(settings: FeedbackSettings) -> tuple[list[Standing], list[str]]:
+    """Those that the store should still have, and the names of the files that can't be read."""
     kept_since = time.time() - settings.retention_s if settings.retention_s else 0.0
-    return [
-        standing
-        for file in open_files(settings.outbox)
-        for standing in file.standings()
-        if standing.accepted_at >= kept_since
-    ]
+    damaged = sorted(path.name for path in settings.outbox.glob(f"*{SUFFIX}{DAMAGED_SUFFIX}"))
+    found: list[Standing] = []
+    for path in list_files(settings.outbox):
+        try:
+            file = OutboxFile(path, durable=False)
+            try:
+                found += [standing for standing in file.standings() if standing.accepted_at >= kept_since]
+            finally:
+                file.close()
+        except sqlite3.Error as error:
+            if not is_damage(error):
+                raise
+            damaged.append(path.name)
+    return found, damaged
 
 
 def _judge(
@@ -206,6 +225,15 @@ def _count_polled(consumer: Any) -> int:
             break
         total += polled
     return total
+
+
+def _known(connection: Connection, event_ids: Sequence[str], table: str) -> set[str]:
+    """Those of the ids that the table has; asked in parts, so that the work is that of the outboxes."""
+    found: set[str] = set()
+    for start in range(0, len(event_ids), _ASKED_AT_ONCE):
+        part = list(event_ids[start : start + _ASKED_AT_ONCE])
+        found |= _ids(connection, f"select event_id from {table} where event_id = any (%(ids)s)", {"ids": part})
+    return found
 
 
 def _ids(connection: Connection, query: str, parameters: dict[str, Any] | None = None) -> set[str]:

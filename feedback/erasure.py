@@ -27,7 +27,6 @@ from pydantic import BaseModel, ConfigDict
 from feedback.events import (
     FEEDBACK_TOPIC,
     INTERACTIONS_TOPIC,
-    NAME_LENGTH,
     AnyEvent,
     Interaction,
     event_id_of,
@@ -267,7 +266,7 @@ def _one(connection: Connection, query: str, parameters: Mapping[str, Any] | Non
 
 def _stored(name: str) -> str:
     """A name as events and the store have it."""
-    return storable_text(name)[:NAME_LENGTH]
+    return storable_text(name)
 
 
 _COMMITS_WITHIN = timedelta(minutes=2)  # transactions do not commit in the order of their clocks

@@ -9,6 +9,7 @@ FeedbackError
 ├── LogError
 │   ├── LogUnreachable      the broker did not answer in time (a retry can help)
 │   └── LogChanged          the topic is no longer the log it was a moment ago (a retry can help)
+├── IdTaken                 an event of this id with other content is stored (no retry)
 ├── StaleOwner              another ingest moved the offsets; this transaction was rolled back (retry)
 └── SnapshotError
     ├── NothingToLearn      no preference can be derived yet (a retry can help, later)
@@ -58,6 +59,10 @@ class LogChanged(LogError):
 
 class StaleOwner(FeedbackError):
     """The stored offset is not the one this ingest went on from."""
+
+
+class IdTaken(FeedbackError):
+    """Another event with this id is stored already."""
 
 
 class SnapshotError(FeedbackError):

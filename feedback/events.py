@@ -24,6 +24,7 @@ FEEDBACK_TOPIC = "flywheel.feedback.v1"
 PREFERENCES_TOPIC = "flywheel.preferences.v1"
 CHECKPOINTS_TOPIC = "flywheel.checkpoints.v1"
 SOURCE = "flywheel"
+NAME_BYTES = 512  # the store's index of current votes holds three names in one entry of at most 2.7 kB
 ERASED_TYPE = "flywheel.erased.v1"
 
 RESPONSE_PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
@@ -55,8 +56,16 @@ def new_comparison_id() -> str:
 
 
 def event_id_of(response_id: str) -> str:
-    """The event id of the interaction that `response_id` names: its own UUID, so one per response."""
-    return str(uuid.UUID(hex=response_id[-32:]))
+    """The event id of the interaction that `response_id` names: its own UUID as a version 8, so one per response.
+
+    No vote has an id of that version (see `is_reserved_id`), so none can be taken for an answer.
+    """
+    return str(uuid.UUID(int=int(response_id[-32:], 16) & ~(0xF << 76) | 0x8 << 76))
+
+
+def is_reserved_id(event_id: str) -> bool:
+    """Whether only an interaction may have this id (RFC 9562 leaves version 8 to the application)."""
+    return uuid.UUID(event_id).version == 8
 
 
 def prompt_hash(messages: Sequence[dict[str, Any]]) -> str:
@@ -89,6 +98,12 @@ def _check_uuid(value: str) -> str:
 def _check_time(value: datetime) -> datetime:
     if not 2000 <= value.year < 2200:
         raise ValueError("must lie between the years 2000 and 2200")
+    return value.astimezone(UTC)
+
+
+def _check_name(value: str) -> str:
+    if len(value.encode("utf-8", "surrogatepass")) > NAME_BYTES:
+        raise ValueError(f"must not be longer than {NAME_BYTES} bytes of UTF-8")
     return value
 
 
@@ -96,8 +111,7 @@ EventId = Annotated[str, AfterValidator(_check_uuid)]
 ResponseId = Annotated[str, AfterValidator(_check_response_id)]
 ComparisonId = Annotated[str, AfterValidator(_check_comparison_id)]
 EventTime = Annotated[AwareDatetime, AfterValidator(_check_time)]
-NAME_LENGTH = 256
-Name = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH)]
+Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_check_name)]
 Text = Annotated[str, Field(min_length=1, max_length=100_000)]
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Tags = Annotated[

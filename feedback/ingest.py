@@ -6,6 +6,7 @@ Guarantees
   that read the same records one commits and the other rolls back and starts over from the stored offset.
 - An event is stored once, by event id, however often it comes through the log.
 - A record that can't be read or stored goes to `<topic>.dlq` and to the table `dead_letters`, and stops nobody.
+- One that is frozen in the middle of a batch loses its transaction after a while, so another can go on.
 - It waits out a broker or a database that is away, and begins anew when the log is another one.
 - What somebody asked to erase is not stored when it arrives late or again (feedback.erasure).
 - The counters add up: read = inserted + duplicate + dead_lettered + erased + tombstones.
@@ -32,10 +33,11 @@ from feedback.erasure import expire
 from feedback.errors import LogChanged, LogError, StaleOwner
 from feedback.events import AnyEvent, from_record, is_tombstone
 from feedback.publishing import Publisher
+from feedback.sender import Sender
 from feedback.settings import FeedbackSettings
 from feedback.stopping import Backoff, summary
 from feedback.store import Incoming, Place, Refusal
-from feedback.topics import Logs, TopicLog, close_producer, make_producer, open_client, reaching_the_log
+from feedback.topics import Logs, TopicLog, open_client, reaching_the_log
 from storage.errors import DatabaseUnreachable
 from storage.postgres import Connection, connect
 
@@ -44,7 +46,12 @@ logger = logging.getLogger(__name__)
 _POLL_MS = 500
 _EXPIRE_EVERY_S = 60.0
 _EXPIRE_ROWS = 500
-_DATABASE_AWAY = (DatabaseUnreachable, psycopg.OperationalError, psycopg.InterfaceError)
+_DATABASE_AWAY = (
+    DatabaseUnreachable,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+)
 
 
 def run(settings: FeedbackSettings, dsn: str, stop: threading.Event) -> Counter[str]:
@@ -144,18 +151,21 @@ class _Session:
 
     def __init__(self, settings: FeedbackSettings, dsn: str) -> None:
         self._settings = settings
-        self._producer: Any = None
+        self._sender = Sender(settings)
         self._consumer: Any = None
         self._publisher: Publisher | None = None
         self._checked_at = 0.0
         self._expired_at = -_EXPIRE_EVERY_S
         self.connection: Connection = connect(dsn, autocommit=True)
+        # Frozen within a transaction (paused, swapped out) it would hold every other ingest up.
+        patience_s = 2 * (settings.request_timeout_s + settings.delivery_timeout_s)
+        self.connection.execute(f"set idle_in_transaction_session_timeout = {int(1000 * patience_s)}")
         self._logs: Logs | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._logs = Logs(settings)
             self._logs.ensure()
-            self._publisher = Publisher(settings, self.connection, self._logs)
+            self._publisher = Publisher(settings, self.connection, self._logs, self._sender)
             self._behind = False
             self._log_of: dict[str, TopicLog] = self._logs.current()
             places = [(log.topic, number, log.log_id) for log in self._log_of.values() for number in log.partitions]
@@ -224,23 +234,22 @@ class _Session:
         return expired
 
     def publish_dead_letters(self, refusals: list[Refusal]) -> None:
-        """Send them to their topics and wait. Raises LogUnreachable."""
-        if not refusals:
-            return
-        with reaching_the_log():
-            if self._producer is None:
-                self._producer = make_producer(self._settings)
-            futures = []
-            for refusal in refusals:
-                record = refusal.record
-                logger.error(
-                    "ingest: %s/%d@%d is a dead letter: %s",
-                    record.topic,
-                    record.partition,
-                    record.offset,
-                    refusal.message[:500],
-                )
-                topic, key, value, headers = dead_letter_record(
+        """Send them to their topics and wait; one that is too large for that is in the table only.
+
+        Raises LogUnreachable.
+        """
+        records = []
+        for refusal in refusals:
+            record = refusal.record
+            logger.error(
+                "ingest: %s/%d@%d is a dead letter: %s",
+                record.topic,
+                record.partition,
+                record.offset,
+                refusal.message[:500],
+            )
+            records.append(
+                dead_letter_record(
                     topic=record.topic,
                     key=record.key,
                     value=record.value
@@ -251,9 +260,8 @@ class _Session:
                     error_class=type(refusal.error).__name__,
                     error_message=refusal.message,
                 )
-                futures.append(self._producer.send(topic, key=key, value=value, headers=headers))
-            for future in futures:
-                future.get(timeout=self._settings.delivery_timeout_s)
+            )
+        self._sender.send(records)
 
     def moved(self, moves: dict[Place, tuple[int, int]]) -> None:
         """Remember the new offsets, and drop Kafka a hint for lag tools."""
@@ -266,10 +274,7 @@ class _Session:
             self._consumer.commit_async(hint)
 
     def close(self) -> None:
-        if self._producer is not None:
-            close_producer(self._producer)
-        if self._publisher is not None:
-            self._publisher.close()
+        self._sender.close()
         if self._consumer is not None:
             with suppress(KafkaError, OSError):
                 self._consumer.close(autocommit=False, timeout_ms=1_000)

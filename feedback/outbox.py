@@ -14,6 +14,7 @@ again; the store keeps one of the two all the same. A failed append (not a confl
 
 import hashlib
 import json
+import logging
 import os
 import queue
 import sqlite3
@@ -28,8 +29,19 @@ from typing import Literal
 
 from feedback.errors import EventNotEncodable, OutboxConflict, OutboxFull, OutboxUnavailable
 from feedback.events import AnyEvent, to_record
-from feedback.outbox_file import LOCK_SUFFIX, SUFFIX, Accepted, OutboxFile, create_file, list_files
+from feedback.outbox_file import (
+    LOCK_SUFFIX,
+    SUFFIX,
+    Accepted,
+    OutboxFile,
+    create_file,
+    is_damage,
+    list_files,
+    set_aside,
+)
 from storage.locks import take_lock
+
+logger = logging.getLogger(__name__)
 
 Answer = Literal["accepted", "duplicate"]
 _Request = tuple[list[Accepted], "Future[list[Answer]]"]
@@ -43,7 +55,9 @@ class Outbox:
 
     def __init__(self, path: Path, lock: int, max_pending: int, max_queued: int) -> None:
         self.path = path
-        self.counters: Counter[str] = Counter(accepted=0, duplicate=0, conflict=0, refused_full=0, failed=0)
+        self.counters: Counter[str] = Counter(
+            accepted=0, duplicate=0, conflict=0, refused_full=0, failed=0, damaged_files=0
+        )
         self._lock = lock
         self._file = OutboxFile(path, durable=True)
         self._max_pending = max_pending
@@ -133,9 +147,19 @@ class Outbox:
         try:
             results = self._file.insert([events for events, _ in requests])
         except sqlite3.Error as error:
+            if is_damage(error):
+                self._begin_anew(error)
             self._settle(requests, error)
         else:
             self._settle(requests, results)
+
+    def _begin_anew(self, error: sqlite3.Error) -> None:
+        """Set the damaged file aside and go on with a new one. The lock stays: it is this process's all the same."""
+        self._file.close()
+        logger.error("outbox: %s is damaged (%s); it is kept as %s", self.path, error, set_aside(self.path).name)
+        create_file(self.path)
+        self._file = OutboxFile(self.path, durable=True)
+        self.counters["damaged_files"] += 1
 
     def _settle(self, requests: list[_Request], results: list[list[bool] | str] | sqlite3.Error) -> None:
         """Count first, then answer: who has the answer may look at the counters."""
@@ -173,7 +197,18 @@ def _adopt(directory: Path) -> tuple[Path, int] | None:
     """The lock lies next to the file: SQLite's own locks live on the file itself."""
     for path in list_files(directory):
         lock = take_lock(path.with_suffix(LOCK_SUFFIX))
-        if lock is not None:
+        if lock is None:
+            continue
+        try:
+            file = OutboxFile(path, durable=True)
+            file.pending_count()
+            file.close()
+        except sqlite3.Error as error:
+            os.close(lock)
+            if not is_damage(error):
+                raise
+            logger.error("outbox: %s is damaged (%s); it is kept as %s", path, error, set_aside(path).name)
+        else:
             return path, lock
     return None
 

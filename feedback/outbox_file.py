@@ -8,6 +8,8 @@ Non-guarantee: the relay's marks may be lost with the power; then those events a
 A row is pending until it is sent (`sent_at`, with the log's identity and the place it took there), dead
 (`dead_at`, with the reason: the log can't take it; the row is then kept for ever), or erased (`erased_at`: its content
 is gone from the file, and its id stays, so that a retry is still a duplicate).
+Each row has a checksum, so a byte that the disk changed is seen. A file that SQLite itself finds damaged is set aside
+by its owner under DAMAGED_SUFFIX; nothing reads it any more, and the audit names it.
 """
 
 import json
@@ -15,12 +17,14 @@ import os
 import sqlite3
 import time
 import uuid
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SUFFIX = ".outbox"
 LOCK_SUFFIX = ".lock"
+DAMAGED_SUFFIX = ".damaged"
 BUSY_TIMEOUT_S = 10.0
 
 _PENDING = "sent_at is null and dead_at is null and erased_at is null"
@@ -40,7 +44,8 @@ create table events (
     sent_offset integer,
     dead_at real,
     dead_reason text,
-    erased_at real
+    erased_at real,
+    checksum integer
 );
 create index pending on events (seq) where {_PENDING};
 create index sent on events (sent_at) where sent_at is not null;
@@ -61,7 +66,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Row:
-    """An event as the relay reads it back; `accepted_at` in seconds since the epoch."""
+    """An event as the relay reads it back; `accepted_at` in seconds since the epoch. Not intact: changed on disk."""
 
     seq: int
     event_id: str
@@ -70,6 +75,7 @@ class Row:
     value: bytes
     headers: list[tuple[str, bytes]]
     accepted_at: float
+    intact: bool = True
 
     @property
     def size(self) -> int:
@@ -119,15 +125,35 @@ def create_file(path: Path) -> None:
         os.close(directory)
 
 
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file's own structure is broken, so that no later try can help."""
+    return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file, with its side files; returns its new name. For its owner."""
+    for suffix in ("-wal", "-shm", ""):
+        side = path.with_name(path.name + suffix)
+        if side.exists():
+            os.replace(side, side.with_name(f"{path.name}{DAMAGED_SUFFIX}{suffix}"))
+    return path.with_name(path.name + DAMAGED_SUFFIX)
+
+
 def list_files(directory: Path) -> list[Path]:
     """The outbox files of a node, by name."""
     return sorted(path for path in directory.glob(f"*{SUFFIX}") if not path.name.startswith("."))
 
 
 def open_files(directory: Path) -> Iterator["OutboxFile"]:
-    """Each outbox file of a node, one after the other, for somebody who is not its owner."""
+    """Each outbox file of a node that is whole, one after the other, for somebody who is not its owner."""
     for path in list_files(directory):
-        file = OutboxFile(path, durable=False)
+        try:
+            file = OutboxFile(path, durable=False)
+            file.pending(1)
+        except sqlite3.Error as error:
+            if not is_damage(error):
+                raise
+            continue
         try:
             yield file
         finally:
@@ -141,6 +167,7 @@ class OutboxFile:
         """durable: a commit waits for the disk (the owner); otherwise marks may be lost with the power."""
         self.path = path
         self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+        self._db.text_factory = lambda text: text.decode(errors="replace")  # the checksum tells; one row stops no other
         self._db.execute(f"pragma synchronous={'full' if durable else 'normal'}")
         self._upgrade()
 
@@ -149,16 +176,17 @@ class OutboxFile:
 
     def _upgrade(self) -> None:
         """A file of an older version gets the columns that it lacks."""
-        if self._has_erased_at():
+        if not self._lacks("checksum"):
             return
         with self._transaction():
-            if not self._has_erased_at():  # another process may have been faster
+            if self._lacks("checksum"):  # another process may have been faster
                 self._db.execute("alter table events add column erased_at real")
+                self._db.execute("alter table events add column checksum integer")
                 self._db.execute("drop index pending")
                 self._db.execute(f"create index pending on events (seq) where {_PENDING}")
 
-    def _has_erased_at(self) -> bool:
-        return any(row[1] == "erased_at" for row in self._db.execute("pragma table_info(events)"))
+    def _lacks(self, column: str) -> bool:
+        return all(row[1] != column for row in self._db.execute("pragma table_info(events)"))
 
     def insert(self, batches: Sequence[Sequence[Accepted]]) -> list[list[bool] | str]:
         """Write several requests in one transaction.
@@ -183,9 +211,13 @@ class OutboxFile:
                 fresh.append(event)
         now = time.time()
         self._db.executemany(
-            "insert into events (event_id, fingerprint, topic, key, value, headers, accepted_at)"
-            " values (?, ?, ?, ?, ?, ?, ?)",
-            [(e.event_id, e.fingerprint, e.topic, e.key, e.value, _dump(e.headers), now) for e in fresh],
+            "insert into events (event_id, fingerprint, topic, key, value, headers, accepted_at, checksum)"
+            " values (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (e.event_id, e.fingerprint, *sent, now, _checksum(*sent))
+                for e in fresh
+                for sent in [(e.topic, e.key, e.value, _dump(e.headers))]
+            ],
         )
         return answers
 
@@ -200,14 +232,11 @@ class OutboxFile:
     def pending(self, limit: int, after: int = 0) -> list[Row]:
         """The oldest pending rows behind the row `after`."""
         rows = self._db.execute(
-            "select seq, event_id, topic, key, value, headers, accepted_at from events"
+            "select seq, event_id, topic, key, value, headers, accepted_at, checksum from events"
             f" where {_PENDING} and seq > ? order by seq limit ?",
             (after, limit),
         ).fetchall()
-        return [
-            Row(seq, event, topic, key, value, _load(headers), at)
-            for seq, event, topic, key, value, headers, at in rows
-        ]
+        return [_row(*row) for row in rows]
 
     def mark_sent(self, sent: Sequence[Sent]) -> None:
         now = time.time()
@@ -277,15 +306,29 @@ class _Transaction:
         self._db = connection
 
     def __enter__(self) -> None:
-        if self._db.in_transaction:  # a commit that failed (disk full, busy) can leave one open
-            self._db.execute("rollback")
         self._db.execute("begin immediate")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._db.execute("commit")
-        elif self._db.in_transaction:
-            self._db.execute("rollback")
+        try:
+            if kind is None:
+                self._db.execute("commit")
+        finally:
+            if self._db.in_transaction:  # an open one would keep the other process out
+                self._db.execute("rollback")
+
+
+def _row(seq: int, event_id: str, topic: str, key: bytes, value: bytes, headers: str, at: float, checksum: int) -> Row:
+    """A row as it lies in the file, where nothing is certain, types included."""
+    whole = all(isinstance(part, kind) for part, kind in ((topic, str), (key, bytes), (value, bytes), (headers, str)))
+    if whole and checksum in (None, _checksum(topic, key, value, headers)):
+        return Row(seq, event_id, topic, key, value, _load(headers), at)
+    key, value = (part if isinstance(part, bytes) else str(part).encode() for part in (key, value))
+    return Row(seq, str(event_id), str(topic), key, value, [], float(at or 0), intact=False)
+
+
+def _checksum(topic: str, key: bytes, value: bytes, headers: str) -> int:
+    """CRC-32 of what is to be sent."""
+    return zlib.crc32(b"\0".join((topic.encode(), key, value, headers.encode())))
 
 
 def _dump(headers: Sequence[tuple[str, bytes]]) -> str:

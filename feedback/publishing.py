@@ -9,30 +9,27 @@ Non-guarantee: a record that is too large for the log is left out, and logged; s
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from kafka.errors import MessageSizeTooLargeError
 
 from feedback.events import (
     CHECKPOINTS_TOPIC,
     FEEDBACK_TOPIC,
     INTERACTIONS_TOPIC,
     PREFERENCES_TOPIC,
-    Headers,
     Preference,
     to_record,
 )
 from feedback.outgoing import headers_from_json
+from feedback.sender import AnyRecord, Sender, size_of
 from feedback.settings import FeedbackSettings
-from feedback.topics import Logs, close_producer, make_producer, reaching_the_log
+from feedback.topics import Logs
 from storage.postgres import Connection
 
 logger = logging.getLogger(__name__)
 
 _NAMESPACE = uuid.UUID("0b1c9c3e-6d0a-4a55-9d5f-6f0a3f0d2c11")
-_Record = tuple[str, bytes, bytes | None, Headers]
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class _Source:
     waiting: str
     settle: str
     forget: str
-    record_of: Callable[[dict[str, Any]], _Record]
+    record_of: Callable[[dict[str, Any]], AnyRecord]
 
 
 def preference_of(row: dict[str, Any]) -> Preference:
@@ -56,7 +53,7 @@ def preference_of(row: dict[str, Any]) -> Preference:
     return Preference.model_validate({**row, "event_id": event_id})
 
 
-def _outgoing(row: dict[str, Any]) -> _Record:
+def _outgoing(row: dict[str, Any]) -> AnyRecord:
     value = None if row["value"] is None else row["value"].encode()
     return row["topic"], row["key"].encode(), value, headers_from_json(row["headers"])
 
@@ -106,13 +103,12 @@ TOPICS = (*_PREFERENCES.topics, *_OUTGOING.topics)
 class Publisher:
     """One thread. Any error leaves it to be closed; a new one goes on where the store says."""
 
-    def __init__(self, settings: FeedbackSettings, connection: Connection, logs: Logs) -> None:
+    def __init__(self, settings: FeedbackSettings, connection: Connection, logs: Logs, sender: Sender) -> None:
         self._settings = settings
         self._connection = connection
         self._logs = logs
+        self._sender = sender
         self._log_ids: dict[str, str] = {}
-        self._producer: Any = None
-        self._batch = settings.relay_batch
 
     def step(self) -> int:
         """Publish at most one batch of each source; returns how many records were settled: published, or left out.
@@ -124,47 +120,22 @@ class Publisher:
         return sum(self._publish(source) for source in (_OUTGOING, _PREFERENCES))
 
     def _publish(self, source: _Source) -> int:
-        waiting = self._connection.execute(source.waiting, {"limit": self._batch}).fetchall()
+        waiting = self._connection.execute(source.waiting, {"limit": self._settings.relay_batch}).fetchall()
         if not waiting:
             return 0
         log_ids = self._find_logs()
         records = [source.record_of(row) for row in waiting]
-        while not self._send(records) and len(records) > 1:  # one of them is too large: which?
-            self._batch = 1
-            records = records[:1]
+        for number in self._sender.send(records):
+            topic, key, *_ = records[number]
+            logger.error("ingest: %r has %d bytes, too many for %s: left out", key, size_of(records[number]), topic)
         if self._find_logs() != log_ids:
             return 0
-        self._batch = min(self._settings.relay_batch, 2 * self._batch)
         with self._connection.transaction(), self._connection.cursor() as cursor:
             cursor.executemany(
                 source.settle,
-                [{**row, "log_id": log_ids[record[0]]} for row, record in zip(waiting, records, strict=False)],
+                [{**row, "log_id": log_ids[topic]} for row, (topic, *_) in zip(waiting, records, strict=True)],
             )
         return len(records)
-
-    def _send(self, records: Sequence[_Record]) -> bool:
-        """Send them and wait; false when one is too large for the log, and then some may not have been sent."""
-        largest = max(len(key) + len(value or b"") for _, key, value, _ in records)
-        if largest <= self._settings.max_record_bytes:
-            with reaching_the_log():
-                if self._producer is None:
-                    self._producer = make_producer(self._settings)
-                try:
-                    futures = [
-                        self._producer.send(topic, key=key, value=value, headers=headers)
-                        for topic, key, value, headers in records
-                    ]
-                    for future in futures:
-                        future.get(timeout=self._settings.delivery_timeout_s)
-                except MessageSizeTooLargeError:  # the broker's own limit is lower; the producer is of no use any more
-                    close_producer(self._producer)
-                    self._producer = None
-                else:
-                    return True
-        if len(records) == 1:
-            topic, key, *_ = records[0]
-            logger.error("ingest: %s has %d bytes, too many for %s: left out", key.decode(), largest, topic)
-        return False
 
     def _find_logs(self) -> dict[str, str]:
         """Each topic's log identity; what another log had waits to be published again."""
@@ -176,7 +147,3 @@ class Publisher:
                     self._connection.execute(source.forget, {"topic": topic, "log_id": log_ids[topic]})
         self._log_ids = log_ids
         return log_ids
-
-    def close(self) -> None:
-        if self._producer is not None:
-            close_producer(self._producer)

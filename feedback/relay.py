@@ -5,7 +5,8 @@ Guarantees
   and only if the log is still the one that was there before; so every accepted event reaches the log that
   exists, at least once. The ingest makes that exactly once.
 - When a topic's log identity changes (a broker that restarted empty), what was sent to the old one is sent again.
-- A record that the log can't take goes to `<topic>.dlq` and stays in the outbox as dead; it blocks nobody.
+- A record that the log can't take, or that the disk changed, goes to `<topic>.dlq` and stays in the outbox as dead; it
+  blocks nobody, nor does a damaged outbox file.
 - One relay works per folder (a lock); a second waits.
 Non-guarantee: order is kept per target only while nothing fails; the store does not need it.
 """
@@ -27,7 +28,7 @@ from kafka.errors import KafkaError, MessageSizeTooLargeError
 from feedback.dead_letters import dead_letter_record
 from feedback.erasure import Eraser
 from feedback.errors import LogChanged, LogError, LogUnreachable
-from feedback.outbox_file import OutboxFile, Row, Sent, list_files
+from feedback.outbox_file import OutboxFile, Row, Sent, is_damage, list_files
 from feedback.settings import FeedbackSettings
 from feedback.stopping import Backoff, summary
 from feedback.topics import EVENT_TOPICS, Logs, TopicLog, close_producer, make_producer, reaching_the_log
@@ -85,6 +86,8 @@ class Relay:
         self._connect_logs = connect_logs
         self._connect_producer = connect_producer
         self._files: dict[Path, OutboxFile] = {}
+        self._numbers: dict[Path, int] = {}
+        self._damaged: set[Path] = set()
         self._driven: dict[tuple[Path, str], str] = {}
         self._logs: Any = None
         self._producer: Any = None
@@ -99,16 +102,19 @@ class Relay:
         sqlite3.Error when a file can't be read.
         """
         files = self._open_files()
-        pending = {file: rows for file in files if (rows := file.pending(self._settings.relay_batch))}
+        pending = self._pending(files)
         idle_check = time.monotonic() - self._checked_at > self._settings.log_check_s
         if not pending and not idle_check:
             return 0
         before = self._current_logs()
         if self._redrive(files, before):
-            pending = {file: rows for file in files if (rows := file.pending(self._settings.relay_batch))}
+            pending = self._pending(files)
         moved = sum(self._send(file, rows, before) for file, rows in pending.items())
         self._prune(files)
         return moved
+
+    def _pending(self, files: Sequence[OutboxFile]) -> dict[OutboxFile, list[Row]]:
+        return {file: rows for file in files if (rows := file.pending(self._settings.relay_batch))}
 
     def disconnect(self) -> None:
         """Drop the producer and the connection to the broker; the next step makes new ones."""
@@ -125,10 +131,27 @@ class Relay:
             file.close()
 
     def _open_files(self) -> list[OutboxFile]:
+        """Those that are whole. A damaged one, or one that was set aside, stops no other."""
         for path in list_files(self._settings.outbox):
+            number = path.stat().st_ino
+            if path in self._files and number != self._numbers[path]:  # another file took its place
+                self._files.pop(path).close()
             if path not in self._files:
                 self._files[path] = OutboxFile(path, durable=False)
-        return list(self._files.values())
+                self._numbers[path] = number
+        return [file for file in self._files.values() if self._is_whole(file)]
+
+    def _is_whole(self, file: OutboxFile) -> bool:
+        try:
+            file.pending(1)
+        except sqlite3.Error as error:
+            if not is_damage(error):
+                raise
+            if file.path not in self._damaged:
+                logger.error("relay: %s is damaged and left alone: %s", file.path, error)
+            self._damaged.add(file.path)
+            return False
+        return True
 
     def _current_logs(self) -> dict[str, TopicLog]:
         if self._logs is None:
@@ -162,6 +185,8 @@ class Relay:
         for row in rows:
             if row.topic not in EVENT_TOPICS:
                 self._bury(file, row, f"no event travels on topic {row.topic!r}")
+            elif not row.intact:
+                self._bury(file, row, "the disk changed it: its checksum is another")
             elif row.size > self._settings.max_record_bytes:
                 self._bury(file, row, f"{row.size} bytes, more than max_record_bytes={self._settings.max_record_bytes}")
             else:

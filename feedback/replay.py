@@ -11,8 +11,9 @@ from typing import Any
 
 from feedback.outbox_file import open_files
 from feedback.outgoing import headers_from_json
+from feedback.sender import AnyRecord, Sender
 from feedback.settings import FeedbackSettings
-from feedback.topics import EVENT_TOPICS, Logs, close_producer, make_producer, reaching_the_log
+from feedback.topics import EVENT_TOPICS, Logs
 from storage.postgres import connect
 
 _BATCH = 500
@@ -20,10 +21,13 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Replayed:
-    """sent: dead letters that are in the log again. pending: events that wait in an outbox again."""
+    """sent: dead letters that are in the log again. pending: events that wait in an outbox again. too_large: ids of
+    the dead letters that the log can't take; they stay as they are.
+    """
 
     sent: int
     pending: int
+    too_large: list[int]
 
 
 def replay(settings: FeedbackSettings, dsn: str, *, dead_letter_ids: Sequence[int] | None = None) -> Replayed:
@@ -41,43 +45,47 @@ def replay(settings: FeedbackSettings, dsn: str, *, dead_letter_ids: Sequence[in
         logs.ensure(EVENT_TOPICS)
     finally:
         logs.close()
-    with reaching_the_log():
-        producer = make_producer(settings)
-    sent = 0
+    sender = Sender(settings)
+    wanted = {"ids": None if dead_letter_ids is None else list(dead_letter_ids), "newest": newest["id"]}
+    sent, too_large, behind = 0, [], 0
     try:
-        while batch := _send_batch(settings, dsn, producer, dead_letter_ids, newest["id"]):
-            sent += batch
+        while batch := _send_batch(dsn, sender, {**wanted, "behind": behind}):
+            behind = max(batch)
+            sent += sum(batch.values())
+            too_large += [letter for letter, was_sent in batch.items() if not was_sent]
     finally:
-        close_producer(producer)
-    return Replayed(sent, _revive(settings) if dead_letter_ids is None else 0)
+        sender.close()
+    return Replayed(sent, _revive(settings) if dead_letter_ids is None else 0, too_large)
 
 
-def _send_batch(settings: FeedbackSettings, dsn: str, producer: Any, ids: Sequence[int] | None, newest: int) -> int:
+def _send_batch(dsn: str, sender: Sender, wanted: dict[str, Any]) -> dict[int, bool]:
+    """The dead letters of the next batch by id, and whether each was sent."""
     with connect(dsn) as connection:
-        letters = connection.execute(
-            "select dead_letter_id, topic, key, value, headers from dead_letters"
-            " where replayed_at is null and dead_letter_id <= %(newest)s"
-            " and (%(ids)s::bigint[] is null or dead_letter_id = any (%(ids)s))"
-            " order by dead_letter_id limit %(limit)s for update skip locked",
-            {"ids": None if ids is None else list(ids), "newest": newest, "limit": _BATCH},
-        ).fetchall()
-        with reaching_the_log():
-            futures = [
-                producer.send(
-                    letter["topic"],
-                    key=letter["key"],
-                    value=letter["value"] if letter["value"] is not None else b"",
-                    headers=headers_from_json(letter["headers"]),
-                )
-                for letter in letters
-            ]
-            for future in futures:
-                future.get(timeout=settings.delivery_timeout_s)
+        letters = connection.execute(_NEXT, {**wanted, "limit": _BATCH}).fetchall()
+        records: list[AnyRecord] = [
+            (
+                letter["topic"],
+                letter["key"],
+                letter["value"] if letter["value"] is not None else b"",
+                headers_from_json(letter["headers"]),
+            )
+            for letter in letters
+        ]
+        too_large = set(sender.send(records))
+        batch = {letter["dead_letter_id"]: number not in too_large for number, letter in enumerate(letters)}
         connection.execute(
             "update dead_letters set replayed_at = now() where dead_letter_id = any (%s)",
-            ([letter["dead_letter_id"] for letter in letters],),
+            ([letter for letter, was_sent in batch.items() if was_sent],),
         )
-    return len(letters)
+    return batch
+
+
+_NEXT = """
+select dead_letter_id, topic, key, value, headers from dead_letters
+where replayed_at is null and dead_letter_id > %(behind)s and dead_letter_id <= %(newest)s
+  and (%(ids)s::bigint[] is null or dead_letter_id = any (%(ids)s))
+order by dead_letter_id limit %(limit)s for update skip locked
+"""
 
 
 def _revive(settings: FeedbackSettings) -> int:

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from feedback.erasure import keep_out
-from feedback.errors import StaleOwner
+from feedback.errors import IdTaken, StaleOwner
 from feedback.events import VOTES, AnyEvent, Interaction
 from feedback.outgoing import headers_to_json
 from feedback.preferences import refresh_preferences
@@ -20,6 +20,9 @@ from storage.postgres import Connection, storable_json, storable_text
 
 Place = tuple[str, int, str]
 """Topic, partition, log identity."""
+
+
+_LONGEST_ID = 256
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Incoming:
         """What the CloudEvents header says, for a record whose value can't be read."""
         for name, value in self.headers:
             if name == "ce_id":
-                return (value or b"").decode(errors="replace").replace("\0", "\ufffd")
+                return (value or b"").decode(errors="replace").replace("\0", "\ufffd")[:_LONGEST_ID]
         return None
 
 
@@ -68,7 +71,8 @@ class Written:
 def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEvent]]) -> Written:
     """Insert events whose id is new, and bring the preferences that they concern up to date.
 
-    An event that PostgreSQL can't hold is refused and harms no other; one that was erased stays away.
+    An event that PostgreSQL can't hold is refused and harms no other, and so is one whose id another event has; one
+    that was erased stays away. Of an event that comes again the earliest time counts: a retry changes no later mind.
     """
     inserted = 0
     refused: list[Refusal] = []
@@ -80,18 +84,32 @@ def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEv
             continue
         try:
             with connection.transaction():
-                inserted += _insert(connection, table, [event for _, event in mine])
-        except (ValueError, psycopg.DataError, psycopg.IntegrityError):
-            # One of them does not fit: one by one, to find out which.
-            for record, event in mine:
-                try:
-                    with connection.transaction():
-                        inserted += _insert(connection, table, [event])
-                except (ValueError, psycopg.DataError, psycopg.IntegrityError) as error:
-                    refused.append(Refusal(record, error))
+                new, others = _insert(connection, table, mine)
+        except _DOES_NOT_FIT:
+            new, others = _insert_singly(connection, table, mine)
+        inserted += new
+        refused += others
     refresh_preferences(connection, [event for _, event in kept])
     again = len(kept) - inserted - len(refused)
     return Written(inserted, again, len(events) - len(kept), refused)
+
+
+def _insert_singly(
+    connection: Connection, table: "_Table", events: Sequence[tuple[Incoming, AnyEvent]]
+) -> tuple[int, list[Refusal]]:
+    """One of them does not fit: one by one, to find out which."""
+    inserted = 0
+    refused: list[Refusal] = []
+    for record, event in events:
+        try:
+            with connection.transaction():
+                new, others = _insert(connection, table, [(record, event)])
+        except _DOES_NOT_FIT as error:
+            refused.append(Refusal(record, error))
+        else:
+            inserted += new
+            refused += others
+    return inserted, refused
 
 
 def row_of(event: AnyEvent) -> list[Any]:
@@ -158,36 +176,73 @@ def advance(connection: Connection, moves: Mapping[Place, tuple[int, int]]) -> N
             raise StaleOwner(f"{place[0]}/{place[1]} is not at offset {expected} any more: another ingest moved it")
 
 
-def _insert(connection: Connection, table: "_Table", events: Sequence[AnyEvent]) -> int:
-    """By COPY into a temporary table, and from there at once: several times as fast as row by row."""
-    names = sql.SQL(", ").join(map(sql.Identifier, table.columns))
-    parts = {"table": sql.Identifier(table.name), "incoming": sql.Identifier(f"incoming_{table.name}"), "names": names}
+def _insert(
+    connection: Connection, table: "_Table", events: Sequence[tuple[Incoming, AnyEvent]]
+) -> tuple[int, list[Refusal]]:
+    """How many were new, and those whose id another event has.
+
+    By COPY into a temporary table, and from there at once: several times as fast as row by row.
+    """
     with connection.cursor() as cursor:
-        cursor.execute(_INCOMING.format(**parts))
-        with cursor.copy(_COPY.format(**parts)) as copy:
-            for event in events:
-                copy.write_row(row_of(event))
-        return cursor.execute(_MOVE.format(**parts)).rowcount
+        cursor.execute(table.incoming)
+        with cursor.copy(table.copy) as copy:
+            for number, (_, event) in enumerate(events):
+                copy.write_row([number, *row_of(event)])
+        inserted = cursor.execute(table.move).rowcount
+        others: list[int] = []
+        if inserted < len(events):
+            others = [row["number"] for row in cursor.execute(table.unlike).fetchall()]
+            cursor.execute(table.earliest, (others,))
+        cursor.execute(table.clear)
+    error = IdTaken("another event with this id is stored")
+    return inserted, [Refusal(events[number][0], error) for number in others]
 
 
-_INCOMING = sql.SQL(
-    "create temporary table if not exists {incoming} on commit delete rows as select {names} from {table} with no data"
-)
-_COPY = sql.SQL("copy {incoming} ({names}) from stdin")
-_MOVE = sql.SQL(
-    "with taken as (delete from {incoming} returning {names})"
-    " insert into {table} ({names}) select {names} from taken on conflict (event_id) do nothing"
-)
-
-
-@dataclass(frozen=True)
 class _Table:
-    """A table of the ledger. Its columns are the fields of the events that it holds."""
+    """A table of the ledger, whose columns are the fields of the events that it holds, and what `_insert` does there.
 
-    name: str
-    columns: tuple[str, ...]
+    incoming: makes the temporary table for one transaction. copy, move: into it, and what is new from it. unlike: the
+    numbers of the incoming events that say other than the stored ones of their ids. earliest: takes over the time of a
+    repeated event, but for those numbers.
+    """
+
+    def __init__(self, name: str, columns: Sequence[str]) -> None:
+        self.name = name
+        self.columns = tuple(columns)
+        content = [sql.Identifier(column) for column in columns if column != "time"]
+        parts = {
+            "table": sql.Identifier(name),
+            "incoming": sql.Identifier(f"incoming_{name}"),
+            "names": sql.SQL(", ").join(map(sql.Identifier, columns)),
+            "told": sql.SQL(", ").join(sql.SQL("incoming.{}").format(column) for column in content),
+            "stored": sql.SQL(", ").join(sql.SQL("stored.{}").format(column) for column in content),
+        }
+        self.incoming, self.copy, self.move, self.unlike, self.earliest, self.clear = (
+            statement.format(**parts) for statement in _STATEMENTS
+        )
 
 
+_STATEMENTS = (
+    sql.SQL(
+        "create temporary table if not exists {incoming} on commit delete rows"
+        " as select 0 as number, {names} from {table} with no data"
+    ),
+    sql.SQL("copy {incoming} (number, {names}) from stdin"),
+    sql.SQL(
+        "insert into {table} ({names}) select {names} from {incoming} order by number on conflict (event_id) do nothing"
+    ),
+    sql.SQL(
+        "select incoming.number from {incoming} incoming join {table} stored using (event_id)"
+        " where ({told}) is distinct from ({stored}) order by incoming.number"
+    ),
+    sql.SQL(
+        'update {table} stored set "time" = earlier."time" from ('
+        'select event_id, min("time") as "time" from {incoming} where number <> all (%s) group by event_id'
+        ') as earlier where stored.event_id = earlier.event_id and earlier."time" < stored."time"'
+    ),
+    sql.SQL("delete from {incoming}"),
+)
+_DOES_NOT_FIT = (ValueError, psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
 _INTERACTIONS = _Table("interactions", tuple(Interaction.model_fields))
 _FEEDBACK = _Table("feedback", tuple(dict.fromkeys(name for vote in VOTES for name in vote.model_fields)))
 _TABLES = (_INTERACTIONS, _FEEDBACK)

@@ -5,13 +5,14 @@
     )
 
 gives rows in TRL's conversational preference format as people vote. Guarantees: every preference that was published
-after `position` comes, in order of its revisions; resuming from a row's own `position` repeats nothing and skips
-nothing. Non-guarantees: a preference that changed comes again with a higher `revision`, and one that the votes took
-back comes with `retracted`; who wants only what holds now trains on a snapshot.
+after `position` comes, in order of its revisions; resuming from a row's own `position` skips nothing. Non-guarantees:
+a revision can come twice, hardly within one stream; a preference that changed comes again with a higher `revision`, and
+one that the votes took back comes with `retracted`; who wants only what holds now trains on a snapshot.
 """
 
 import json
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from feedback.settings import FeedbackSettings
 from feedback.topics import Logs, open_client, reaching_the_log
 
 _POLL_MS = 500
+_REMEMBERED = 100_000
 
 
 def stream_preferences(
@@ -36,7 +38,7 @@ def stream_preferences(
 
     settings = FeedbackSettings(bootstrap_servers=bootstrap_servers)
     logs = Logs(settings)
-    seen: dict[str, int] = {}
+    seen: OrderedDict[str, int] = OrderedDict()
     try:
         logs.ensure((PREFERENCES_TOPIC,))
         log = logs.current((PREFERENCES_TOPIC,))[PREFERENCES_TOPIC]
@@ -59,6 +61,8 @@ def stream_preferences(
                         preference = Preference.model_validate_json(record.value)
                         if seen.get(preference.preference_id, 0) < preference.revision:  # a repeated delivery
                             seen[preference.preference_id] = preference.revision
+                            if len(seen) > _REMEMBERED:
+                                seen.popitem(last=False)
                             yield _row(preference) | {"position": _write_position(log.log_id, offsets)}
         finally:
             consumer.close(autocommit=False)

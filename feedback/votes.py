@@ -5,23 +5,30 @@ from typing import Any, get_args
 from feedback.events import VOTES, AnyVote
 from storage.postgres import Connection
 
+MOST = 1000
 _QUERY = """
-select
-    vote.*,
-    exists (select from current_votes now where now.target = vote.target and now.event_id = vote.event_id) as current
-from feedback vote
-where vote.target = %s and vote.api_key_id = %s
-order by vote."time", vote.event_id
+select * from (
+    select
+        vote.*,
+        row_number() over (
+            partition by vote.subject, vote.rater order by vote."time" desc, vote.event_id desc
+        ) = 1 as current
+    from feedback vote
+    where vote.target = %s
+) as votes
+where votes.api_key_id = %s
+order by votes."time" desc, votes.event_id desc
+limit %s
 """
 _KINDS: dict[str, type[AnyVote]] = {get_args(vote.model_fields["kind"].annotation)[0]: vote for vote in VOTES}
 
 
 def votes_on(connection: Connection, target: str, api_key_id: str) -> list[dict[str, Any]]:
-    """The votes on a target that came with that key, oldest first: the fields of their kind as JSON values.
+    """The votes on a target that came with that key, oldest first, of more than MOST the newest: their kinds' fields.
 
     `current` is false where the rater changed their mind later. target: see feedback.events.target_of.
     """
-    rows = connection.execute(_QUERY, (target, api_key_id)).fetchall()
+    rows = connection.execute(_QUERY, (target, api_key_id, MOST)).fetchall()[::-1]
     return [vote_of(row).model_dump(mode="json", exclude_none=True) | {"current": row["current"]} for row in rows]
 
 

@@ -104,6 +104,8 @@ def feedback_replay(
         typer.echo(json.dumps(vars(done)))
     else:
         typer.echo(f"{done.sent} dead letters sent again, {done.pending} events pending again in their outbox")
+        if done.too_large:
+            typer.echo(f"too large for the log, left as they are: {', '.join(map(str, done.too_large))}")
 
 
 @feedback_app.command("integrity")

@@ -32,7 +32,7 @@ from serving.feedback_tokens import make_token
 from serving.keys import ApiKey, check, digest_of, sent_secret
 from serving.limits import Admission, Limits
 from serving.recorder import Recorder
-from serving.requests import parse_model, read_body
+from serving.requests import USER_LENGTH, parse_model, read_body
 from serving.routing import Router
 from serving.settings import ServingSettings
 from serving.vote_limits import VoteLimits
@@ -122,7 +122,9 @@ class Gateway:
         """Who asks: the body's own fields first, then the headers."""
         user = asked_by or request.headers.get("x-flywheel-user")
         session_id = request.headers.get("x-flywheel-session")
-        return Caller(key, (user or "")[:256] or None, (session_id or "")[:256] or None, traceparent_of(request))
+        return Caller(
+            key, (user or "")[:USER_LENGTH] or None, (session_id or "")[:USER_LENGTH] or None, traceparent_of(request)
+        )
 
     async def generate(self, request: Request, response_id: str, dialect: Dialect) -> Response:
         """One answer in one of the APIs that generate text, whole or as a stream, recorded however it ends."""

@@ -17,6 +17,7 @@ from serving.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
 
 _SCALARS = ("str", "int", "float", "bool")
 MAX_DEPTH = 64
+USER_LENGTH = 256  # characters of a user's or a session's name that are kept
 _LONG_NUMBER = re.compile(rb"\d{19}")
 Model = TypeVar("Model", bound=BaseModel)
 

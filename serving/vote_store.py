@@ -22,6 +22,7 @@ class VoteStore:
         self._database = HeldConnection(dsn)
         self._turn = asyncio.Lock()
         self._waiting = 0
+        self._asking: set[asyncio.Task[Any]] = set()
 
     async def votes_on(self, response_id: str, api_key_id: str) -> list[dict[str, Any]]:
         """The stored votes of that key on a response, oldest first."""
@@ -34,12 +35,20 @@ class VoteStore:
     async def _ask(self, question: Callable[[Connection], Result]) -> Result:
         if self._waiting >= _MOST_WAITING:
             raise Overloaded("Too many wait for the store of votes.", retry_after_s=1)
+        # A client that leaves cancels its request, and not the thread that is asking: nobody else may ask meanwhile.
+        asking = asyncio.create_task(self._ask_in_turn(question))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        try:
+            return await asyncio.shield(asking)
+        except DatabaseUnreachable as error:
+            raise Overloaded("The store of votes is away; sending more votes works.", retry_after_s=2) from error
+
+    async def _ask_in_turn(self, question: Callable[[Connection], Result]) -> Result:
         self._waiting += 1
         try:
             async with self._turn:
                 return await asyncio.to_thread(self._database.run, question)
-        except DatabaseUnreachable as error:
-            raise Overloaded("The store of votes is away; sending more votes works.", retry_after_s=2) from error
         finally:
             self._waiting -= 1
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from feedback.errors import EventNotEncodable, OutboxConflict, OutboxError
-from feedback.events import FEEDBACK, AnyVote, target_of
+from feedback.events import FEEDBACK, AnyVote, is_reserved_id, target_of
 from serving.errors import ApiError, Conflict, InvalidRequest, MissingScope, Overloaded, RateLimited
 from serving.feedback_tokens import Grant
 from serving.recorder import OutboxLike
@@ -69,7 +69,8 @@ def _vote(value: dict[str, Any], grant: Grant, idempotency_key: str | None) -> A
         if "event_id" in value:
             raise InvalidRequest("Send `event_id` or the header `Idempotency-Key`, not both.", param="event_id")
         value = dict(value)
-        value["event_id"] = str(uuid.uuid5(_NAMESPACE, f"{grant.key.key_id}\n{idempotency_key}"))
+        whose = "\n".join(filter(None, (grant.key.key_id, grant.target)))  # browsers share a key, and no names
+        value["event_id"] = str(uuid.uuid5(_NAMESPACE, f"{whose}\n{idempotency_key}"))
     return vote_of(value, grant)
 
 
@@ -79,6 +80,8 @@ def vote_of(value: dict[str, Any], grant: Grant) -> AnyVote:
         vote = FEEDBACK.validate_python({**value, "api_key_id": grant.key.key_id})
     except ValidationError as error:
         raise invalid_field(error, skip=1) from error
+    if is_reserved_id(vote.event_id):
+        raise InvalidRequest("Invalid `event_id`: UUIDs of version 8 are kept for answers.", param="event_id")
     if vote.time > datetime.now(UTC) + _CLOCKS_DIFFER:
         raise InvalidRequest("Invalid `time`: it lies in the future, so no later vote could revise it.", param="time")
     if grant.target not in (None, target_of(vote)):

@@ -55,3 +55,9 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     embedded = Broker().start()
     yield embedded
     embedded.kill()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long, and with which faults, tests/faults/test_ledger_history.py tries the ledger."""
+    parser.addoption("--ledger-seconds", type=float, default=40.0, help="how long the ledger is tried with faults")
+    parser.addoption("--ledger-seed", type=int, default=7, help="which random faults the ledger is tried with")

@@ -67,3 +67,6 @@ join interactions a on a.comparison_id = vote.comparison_id and a.position = 0
 join interactions b on b.comparison_id = vote.comparison_id and b.position = 1
 where vote.kind = 'preference'
   and (vote.chosen is null or vote.chosen in (a.response_id, b.response_id));
+
+-- A comparison shows one answer at each place.
+create unique index interactions_by_place on interactions (comparison_id, position) where comparison_id is not null;

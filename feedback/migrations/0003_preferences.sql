@@ -55,7 +55,9 @@ named as (
         a.response_id as a, b.response_id as b, a.text as text_a, b.text as text_b, a.prompt_hash,
         f.event_id, f.verdict, f.chosen, f.rater, f.source
     from answers a
-    join feedback f on f.responses ->> 0 = a.response_id and f.kind = 'preference'
+    cross join lateral (
+        select * from feedback vote where vote.responses ->> 0 = a.response_id and vote.kind = 'preference'
+    ) as f
     join answers b on b.response_id = f.responses ->> 1 and b.prompt_hash = a.prompt_hash
     order by f.target, f.rater, f."time" desc, f.event_id desc
 ),

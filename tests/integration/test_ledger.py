@@ -132,6 +132,29 @@ def a_dead_letter_that_can_be_read_by_now_is_stored_by_a_replay(tmp_path: Path, 
     assert len(rows(dsn, "select * from dead_letters where replayed_at is not null")) == 2
 
 
+def a_dead_letter_that_is_too_large_for_the_log_holds_up_no_replay_and_no_ingest(
+    tmp_path: Path, broker: Broker, dsn: str
+) -> None:
+    settings = ledger_settings(tmp_path, broker.bootstrap_servers, max_record_bytes=20_000)
+    vote = build_thumb()
+    topic, key, value, headers = to_record(vote)
+    roomy = make_producer(ledger_settings(tmp_path, broker.bootstrap_servers))
+    logs = Logs(settings)
+    logs.ensure()
+    logs.close()
+    unreadable = [(b"k" * 30_000, b"garbage"), (key, b"x" * 30_000), (key, value.replace(b'"up"', b'"UP"'))]
+    for each_key, each_value in unreadable:
+        roomy.send(topic, key=each_key, value=each_value, headers=[*headers, ("ce_id", b"x" * 5_000)]).get(5)
+    roomy.close(timeout=2)
+    with running(settings, dsn):
+        wait_for(lambda: len(rows(dsn, "select * from dead_letters")) == 3)
+        with connect(dsn) as connection:
+            connection.execute("update dead_letters set value = %s where value like %s", (value, b"%UP%"))
+        done = replay(settings, dsn)
+        assert (done.sent, len(done.too_large)) == (1, 2)
+        wait_for(lambda: stored_ids(dsn) == [vote.event_id])
+
+
 def an_event_that_the_log_takes_by_now_is_sent_by_a_replay(tmp_path: Path, broker: Broker, dsn: str) -> None:
     small = ledger_settings(tmp_path, broker.bootstrap_servers, max_record_bytes=2_000)
     vote = build_vote("comment", text="x" * 3_000)

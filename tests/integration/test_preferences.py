@@ -1,5 +1,6 @@
 """What the store derives from votes: current votes, comparison votes, preferences and snapshots."""
 
+import asyncio
 import json
 import random
 from datetime import UTC, datetime, timedelta
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 
 from feedback.errors import NothingToLearn, SnapshotCorrupt
-from feedback.events import AnyEvent, prompt_hash
+from feedback.events import AnyEvent, new_response_id, prompt_hash
 from feedback.integrity import examine
 from feedback.preferences import count_decided, derive_preferences
 from feedback.snapshots import create_snapshot, read_snapshot
 from feedback.votes import votes_on
+from serving.vote_store import VoteStore
 from storage.artifacts import MARKER
 from storage.errors import ArtifactIncomplete
 from storage.postgres import connect
@@ -334,3 +336,61 @@ def the_report_on_integrity_says_what_it_takes_to_turn_a_comparison(dsn: str) ->
     [repeated] = found.repeated_texts
     assert (repeated.votes, repeated.raters) == (2, 2)
     assert (found.busiest_raters[0].rater, found.busiest_raters[0].votes) == ("busy", 4)
+
+
+def an_event_that_no_index_can_hold_is_refused_and_harms_no_other(dsn: str) -> None:
+    draw = random.Random(1)
+    unindexable = build_interaction(user="".join(chr(draw.randrange(0x20000, 0x2A000)) for _ in range(4_000)))
+    written = insert(dsn, [unindexable, vote := build_thumb()])
+    assert (written.inserted, len(written.refused)) == (1, 1)
+    assert rows(dsn, "select event_id from feedback") == [{"event_id": vote.event_id}]
+
+
+def the_longest_names_that_a_vote_may_have_can_be_stored(dsn: str) -> None:
+    draw = random.Random(1)
+    names = ["".join(chr(draw.randrange(0x20000, 0x2A000)) for _ in range(128)) for _ in range(3)]
+    vote = build_vote("score", name=names[0], rater=names[1], session_id=names[2])
+    assert insert(dsn, [vote]).inserted == 1
+
+
+def an_event_with_the_id_of_another_is_refused_and_a_retry_keeps_the_earliest_time(dsn: str) -> None:
+    answer = build_interaction()
+    vote = build_thumb(answer.response_id, time=NOON + timedelta(seconds=2))
+    revision = build_thumb(answer.response_id, value="down", time=NOON + timedelta(seconds=1))
+    retry = vote.model_copy(update={"time": NOON})
+    other = vote.model_copy(update={"value": "down"})
+    assert insert(dsn, [answer, vote]).inserted == 2
+    written = insert(dsn, [other, retry, revision])
+    assert (written.inserted, written.duplicate) == (1, 1)
+    [refusal] = written.refused
+    assert b'"down"' in (refusal.record.value or b"")
+    [current] = rows(dsn, "select value, time from current_votes")
+    assert current["value"] == "down"  # the mind was changed after the vote that came again
+    together = [build_thumb(value="up"), build_thumb()]
+    together[1] = together[0].model_copy(update={"value": "down"})
+    assert [len(insert(dsn, together).refused) for _ in range(2)] == [1, 1]
+
+
+def a_second_answer_at_the_same_place_of_a_comparison_is_refused(dsn: str) -> None:
+    comparison, answers = build_comparison()
+    third = build_interaction(comparison_id=comparison, position=1, text="No.")
+    vote = build_preference(comparison, answers[0].response_id)
+    written = insert(dsn, [*answers, third, vote])
+    assert (written.inserted, len(written.refused)) == (3, 1)
+    with connect(dsn) as connection:
+        assert len(derive_preferences(connection)) == 1
+
+
+async def a_reader_who_leaves_does_not_break_the_reading_of_others(dsn: str) -> None:
+    insert(dsn, [build_thumb(answer := new_response_id(), api_key_id="key-1")])
+    store = VoteStore(dsn)
+    slow = [asyncio.create_task(store._ask(lambda c: c.execute("select pg_sleep(0.3)").fetchall())) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    for task in slow:
+        task.cancel()
+    for _ in range(3):
+        [vote] = await store.votes_on(answer, "key-1")
+        assert vote["current"]
+    assert (await store.erase("rater-1"))["votes"] == 1
+    assert await store.votes_on(answer, "key-1") == []
+    store.close()

@@ -14,8 +14,8 @@ import pytest
 
 from feedback.errors import OutboxConflict, OutboxFull, OutboxUnavailable
 from feedback.outbox import Outbox
-from feedback.outbox_file import OutboxFile, Sent, list_files
-from tests.helpers.events_built import build_interaction, build_thumb
+from feedback.outbox_file import DAMAGED_SUFFIX, OutboxFile, Sent, list_files, open_files
+from tests.helpers.events_built import build_interaction, build_thumb, build_vote
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def a_retried_vote_is_a_duplicate_and_waits_once(tmp_path: Path) -> None:
     assert box.append([vote, vote]).result(5) == ["duplicate", "duplicate"]
     box.close()
     assert pending_ids(tmp_path) == [vote.event_id]
-    assert box.counters == {"accepted": 1, "duplicate": 2, "conflict": 0, "refused_full": 0, "failed": 0}
+    assert +box.counters == {"accepted": 1, "duplicate": 2}
 
 
 def a_retry_that_is_stamped_anew_is_still_the_same_vote(tmp_path: Path) -> None:
@@ -211,3 +211,67 @@ def what_was_acknowledged_survives_the_death_of_its_process(tmp_path: Path) -> N
     assert len(list_files(tmp_path)) == 1
     assert set(acknowledged) <= set(pending_ids(tmp_path))
     heir.close()
+
+
+def _flip(path: Path, content: bytes) -> None:
+    """Change one byte in the middle of `content` where it lies in the file."""
+    raw = bytearray(path.read_bytes())
+    assert raw.count(content) == 1
+    raw[raw.index(content) + len(content) // 2] ^= 0xFF
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("content", [b"some words of anna", b"flywheel.feedback.comment.v1"])
+def a_byte_that_the_disk_changed_is_seen_and_harms_no_other_row(tmp_path: Path, content: bytes) -> None:
+    box = Outbox.open(tmp_path)
+    box.append([build_vote("comment", text="some words of anna"), build_thumb()]).result(10)
+    box.close()
+    [path] = list_files(tmp_path)
+    _flip(path, content)
+    file = OutboxFile(path, durable=False)
+    assert [row.intact for row in file.pending(10)] == [False, True]
+    file.close()
+
+
+def a_damaged_file_is_set_aside_by_its_owner_and_by_who_would_adopt_it(tmp_path: Path) -> None:
+    box = Outbox.open(tmp_path)
+    box.append([build_thumb() for _ in range(300)]).result(10)
+    [path] = list_files(tmp_path)
+    box.close()  # all of it is in the file itself now
+    raw = path.read_bytes()
+    path.write_bytes(raw[:4096] + bytes(len(raw) - 4096))
+    assert list(open_files(tmp_path)) == []
+    box = Outbox.open(tmp_path)
+    assert box.append([build_thumb()]).result(10) == ["accepted"]
+    box.close()
+    assert path.with_name(path.name + DAMAGED_SUFFIX).exists()
+
+    box = Outbox.open(tmp_path)
+    box.append([build_thumb() for _ in range(5_000)]).result(10)
+    checkpoint = sqlite3.connect(box.path)
+    checkpoint.execute("pragma wal_checkpoint(truncate)")
+    checkpoint.close()
+    with box.path.open("r+b") as raw_file:  # under its owner; what that still has in memory stays right for a while
+        raw_file.seek(4096)
+        raw_file.write(bytes(box.path.stat().st_size - 4096))
+    failed = next(error for _ in range(100) if (error := box.append([build_thumb() for _ in range(100)]).exception(10)))
+    assert isinstance(failed, OutboxUnavailable)
+    assert box.append([build_thumb()]).result(10) == ["accepted"]
+    assert box.counters["damaged_files"] == 1
+    box.close()
+
+
+def a_file_of_an_older_version_is_read_and_erased_like_any_other(tmp_path: Path) -> None:
+    box = Outbox.open(tmp_path)
+    box.append([vote := build_thumb()]).result(10)
+    box.close()
+    old = sqlite3.connect(box.path)
+    old.execute("drop index pending")
+    old.execute("alter table events drop column erased_at")
+    old.execute("alter table events drop column checksum")
+    old.execute("create index pending on events (seq) where sent_at is null and dead_at is null")
+    old.close()
+    assert pending_ids(tmp_path) == [vote.event_id]
+    for file in open_files(tmp_path):
+        assert file.erase([vote.event_id]) == 1
+    assert pending_ids(tmp_path) == []

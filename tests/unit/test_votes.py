@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from feedback.errors import OutboxConflict, OutboxFull
-from feedback.events import Choice, Thumb, new_comparison_id, new_response_id
-from serving.keys import ApiKey, digest_of
+from feedback.events import Choice, Thumb, event_id_of, new_comparison_id, new_response_id
+from serving.feedback_tokens import make_token
+from serving.keys import ApiKey, KeyLimits, digest_of
 from serving.settings import ServingSettings
 from tests.helpers.serving import ASK, SECRET, Bench, StillRouter, build_table, check_error
 
@@ -255,3 +257,67 @@ async def a_person_is_erased_by_an_admin_only_whatever_the_name(name: str) -> No
     assert answer.status_code == 200
     assert answer.json() == {"object": "erasure", "votes": 0}
     assert bench.votes.erased == [name]
+
+
+async def a_vote_cannot_take_the_id_of_an_answer_nor_browsers_each_others() -> None:
+    bench = Bench()
+    key = bench.router.table.keys[digest_of(SECRET)]
+    answers = [new_response_id() for _ in range(2)]
+    tokens = [make_token(key, digest_of(SECRET), answer, 60) for answer in answers]
+    for token, answer in zip(tokens, answers, strict=True):
+        vote = {"kind": "thumb", "response_id": answer, "value": "up", "rater": "me"}
+        async with bench.client(token) as client:
+            taken = await client.post("/v1/feedback", json={**vote, "event_id": event_id_of(answer)})
+            assert check_error(taken, 400)["param"] == "event_id"
+            accepted = await client.post("/v1/feedback", json=vote, headers={"Idempotency-Key": "1"})
+            assert accepted.json()["status"] == "accepted"
+
+
+async def the_slow_bodies_of_one_token_fill_no_slots() -> None:
+    bench = Bench(settings=ServingSettings(max_concurrency=8, body_timeout_s=5))
+    key = bench.router.table.keys[digest_of(SECRET)]
+    token = make_token(key, digest_of(SECRET), new_response_id(), 60)
+    release = asyncio.Event()
+
+    async def slow_body() -> AsyncIterator[bytes]:
+        yield b"{"
+        await release.wait()
+        yield b"}"
+
+    async with bench.client(token) as client:
+        waiting = [asyncio.create_task(client.post("/v1/feedback", content=slow_body())) for _ in range(8)]
+        await asyncio.sleep(0.1)
+        assert bench.gateway.under_way == 4
+        answered = await bench.ask()
+        release.set()
+        codes = sorted([(await task).status_code for task in waiting])
+    assert answered.status_code == 200
+    assert codes == [400] * 4 + [429] * 4
+
+
+async def every_vote_counts_against_the_limits_of_its_key() -> None:
+    key = ApiKey("key-2", "app", frozenset({"feedback"}), KeyLimits(requests_per_minute=2))
+    bench = Bench(router=StillRouter(build_table(keys={digest_of("fw-app"): key})))
+    vote = {"kind": "thumb", "response_id": new_response_id(), "value": "up", "rater": "me"}
+    async with bench.client("fw-app") as client:
+        answers = [await client.post("/v1/feedback", json=vote) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [202, 202, 429]
+    assert answers[0].headers["x-ratelimit-remaining-requests"] == "1"
+
+
+@pytest.mark.parametrize("name", ["\U00020000" * 129, "x" * 257])
+async def a_name_that_no_index_could_hold_is_refused(name: str) -> None:
+    bench = Bench()
+    async with bench.client() as client:
+        vote = {"kind": "signal", "session_id": "s", "name": "copied", "rater": name}
+        assert check_error(await client.post("/v1/feedback", json=vote), 400)["param"] == "rater"
+    assert bench.outbox.events == []
+
+
+async def a_time_with_any_offset_is_kept_in_utc() -> None:
+    bench = Bench()
+    vote = {"kind": "thumb", "response_id": new_response_id(), "value": "up", "rater": "me"}
+    async with bench.client() as client:
+        answer = await client.post("/v1/feedback", json={**vote, "time": "2024-01-01T00:00:00+23:00"})
+    assert answer.status_code == 202
+    assert bench.outbox.events[0].time.isoformat() == "2023-12-31T01:00:00+00:00"
