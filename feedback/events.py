@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 import time as clock
 import uuid
 from collections.abc import Sequence
@@ -35,11 +36,36 @@ _COMPARISON_ID = re.compile(r"cmp-[0-9a-f]{32}")
 def uuid7() -> uuid.UUID:
     """A UUIDv7 (RFC 9562 §5.7): 48 bits of Unix milliseconds, then 74 random bits."""
     milliseconds = clock.time_ns() // 1_000_000
-    random_bits = int.from_bytes(os.urandom(10), "big")
+    random_bits = int.from_bytes(_random_bytes(10), "big")
     value = (milliseconds & (2**48 - 1)) << 80 | random_bits
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     return uuid.UUID(int=value)
+
+
+class _Entropy(threading.local):
+    """Random bytes of the system, many at a time: each fetch lets go of the interpreter, which comes back late."""
+
+    store = b""
+    used = 0
+
+
+_entropy = _Entropy()
+_ENTROPY_BYTES = 4096
+
+
+def _random_bytes(count: int) -> bytes:
+    if _entropy.used + count > len(_entropy.store):
+        _entropy.store, _entropy.used = os.urandom(_ENTROPY_BYTES), 0
+    _entropy.used += count
+    return _entropy.store[_entropy.used - count : _entropy.used]
+
+
+def _forget_entropy() -> None:
+    _entropy.store = b""
+
+
+os.register_at_fork(after_in_child=_forget_entropy)  # or parent and child would go on with the same
 
 
 def new_response_id(prefix: str = "chatcmpl-") -> str:

@@ -13,7 +13,6 @@ again; the store keeps one of the two all the same. A failed append (not a confl
 """
 
 import hashlib
-import json
 import logging
 import os
 import queue
@@ -225,7 +224,7 @@ def _create(directory: Path) -> tuple[Path, int]:
 def _encode(event: AnyEvent) -> Accepted:
     try:
         topic, key, value, headers = to_record(event)
-        content = json.dumps(event.model_dump(mode="json", exclude={"time"}), sort_keys=True)
+        content = event.model_dump_json(exclude={"time"})
     except ValueError as error:  # pydantic's serialisation error and UnicodeEncodeError are both ValueErrors
         raise EventNotEncodable(f"event {event.event_id} can't be written as JSON: {error}") from error
     fingerprint = hashlib.sha256(f"{topic}\0{content}".encode()).digest()

@@ -52,6 +52,13 @@ create index sent on events (sent_at) where sent_at is not null;
 """
 
 
+_INSERT = "insert into events (event_id, fingerprint, topic, key, value, headers, accepted_at, checksum) values "
+_ROWS_AT_ONCE = 256
+# Copying the log of writes into the file takes 0.1 s: the relay does it, in its own time. The owner, who has people
+# waiting, does only when no relay has for long.
+_OWNERS_CHECKPOINT_PAGES = 16_000
+
+
 @dataclass(frozen=True)
 class Accepted:
     """An event on its way to the file; `fingerprint` identifies its content."""
@@ -169,6 +176,8 @@ class OutboxFile:
         self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
         self._db.text_factory = lambda text: text.decode(errors="replace")  # the checksum tells; one row stops no other
         self._db.execute(f"pragma synchronous={'full' if durable else 'normal'}")
+        if durable:
+            self._db.execute(f"pragma wal_autocheckpoint={_OWNERS_CHECKPOINT_PAGES}")
         self._upgrade()
 
     def close(self) -> None:
@@ -195,35 +204,29 @@ class OutboxFile:
         event id that was there with other content, and then nothing of that request is written.
         """
         with self._transaction():
-            return [self._insert_one(batch) for batch in batches]
+            known = self._fingerprints([event.event_id for batch in batches for event in batch])
+            fresh: list[Accepted] = []
+            outcomes = [_judge(batch, known, fresh) for batch in batches]
+            self._insert(fresh)
+        return outcomes
 
-    def _insert_one(self, batch: Sequence[Accepted]) -> list[bool] | str:
-        known: dict[str, bytes] = {}
-        fresh: list[Accepted] = []
-        answers: list[bool] = []
-        for event in batch:
-            there = known.get(event.event_id) or self._fingerprint(event.event_id)
-            if there is not None and there != event.fingerprint:
-                return event.event_id
-            known[event.event_id] = event.fingerprint
-            answers.append(there is None)
-            if there is None:
-                fresh.append(event)
+    def _fingerprints(self, event_ids: Sequence[str]) -> dict[str, bytes]:
+        """Of those that are there, in one statement: each lets go of the interpreter, which comes back late."""
+        query = "select event_id, fingerprint from events where event_id in (select value from json_each(?))"
+        return dict(self._db.execute(query, (json.dumps(event_ids),)))
+
+    def _insert(self, events: Sequence[Accepted]) -> None:
+        """In statements of a power of two rows each, so that there are few, and few kinds."""
         now = time.time()
-        self._db.executemany(
-            "insert into events (event_id, fingerprint, topic, key, value, headers, accepted_at, checksum)"
-            " values (?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (e.event_id, e.fingerprint, *sent, now, _checksum(*sent))
-                for e in fresh
-                for sent in [(e.topic, e.key, e.value, _dump(e.headers))]
-            ],
-        )
-        return answers
-
-    def _fingerprint(self, event_id: str) -> bytes | None:
-        row = self._db.execute("select fingerprint from events where event_id = ?", (event_id,)).fetchone()
-        return None if row is None else bytes(row[0])
+        start = 0
+        while start < len(events):
+            size = min(_ROWS_AT_ONCE, 1 << (len(events) - start).bit_length() - 1)
+            values: list[object] = []
+            for event in events[start : start + size]:
+                sent = (event.topic, event.key, event.value, _dump(event.headers))
+                values += (event.event_id, event.fingerprint, *sent, now, _checksum(*sent))
+            self._db.execute(_INSERT + ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * size), values)
+            start += size
 
     def pending_count(self) -> int:
         """How many rows are neither sent nor dead."""
@@ -297,6 +300,22 @@ class OutboxFile:
 
     def _transaction(self) -> "_Transaction":
         return _Transaction(self._db)
+
+
+def _judge(batch: Sequence[Accepted], known: dict[str, bytes], fresh: list[Accepted]) -> list[bool] | str:
+    """The answer to one request. What is new joins `known` and `fresh`, unless the request is refused."""
+    mine: dict[str, Accepted] = {}
+    answers: list[bool] = []
+    for event in batch:
+        there = known.get(event.event_id) or (mine[event.event_id].fingerprint if event.event_id in mine else None)
+        if there is not None and there != event.fingerprint:
+            return event.event_id
+        answers.append(there is None)
+        if there is None:
+            mine[event.event_id] = event
+    known |= {event_id: event.fingerprint for event_id, event in mine.items()}
+    fresh += mine.values()
+    return answers
 
 
 class _Transaction:
