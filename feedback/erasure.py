@@ -115,6 +115,8 @@ def keep_out(connection: Connection, events: Sequence[AnyEvent]) -> set[str]:
     For the transaction that stores the others: no erasure runs until it ends.
     """
     hold_off_erasures(connection)
+    if not _one(connection, _ANY_EVER)["ever"]:
+        return set()
     about = {event.event_id: _answer_of(event) for event in events}
     subjects = {event.event_id: subject_of(person) for event in events if (person := person_of(event)) is not None}
     known = connection.execute(
@@ -270,6 +272,7 @@ def _stored(name: str) -> str:
 
 
 _COMMITS_WITHIN = timedelta(minutes=2)  # transactions do not commit in the order of their clocks
+_ANY_EVER = "select exists (select from erasures) or exists (select from erased_events) as ever"
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _PROMPTS = """
 select prompt_hash from interactions where "user" = %(name)s
