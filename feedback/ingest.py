@@ -44,6 +44,7 @@ from storage.postgres import Connection, connect
 logger = logging.getLogger(__name__)
 
 _POLL_MS = 500
+_SMALL = 4  # below a quarter of a batch it waits for more: few large transactions cost much less than many small ones
 _EXPIRE_EVERY_S = 60.0
 _EXPIRE_ROWS = 500
 _DATABASE_AWAY = (
@@ -60,7 +61,8 @@ def run(settings: FeedbackSettings, dsn: str, stop: threading.Event) -> Counter[
     backoff = Backoff(stop, settings.backoff_max_s)
     while not stop.is_set():
         try:
-            ingest.step()
+            if ingest.step() < settings.ingest_batch // _SMALL:
+                stop.wait(settings.ingest_pause_s)
             backoff.reset()
         except (LogError, StaleOwner, *_DATABASE_AWAY) as error:
             ingest.counters["stale" if isinstance(error, StaleOwner) else "retries"] += 1

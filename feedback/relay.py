@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _PRUNE_EVERY_S = 60.0
 _PRUNE_ROWS = 5_000
+_SMALL = 4  # below a quarter of a batch it waits for more: few large batches cost much less than many small ones
 _LOCK_NAME = "relay.lock"
 
 
@@ -54,7 +55,7 @@ def run(settings: FeedbackSettings, stop: threading.Event, dsn: str | None = Non
         backoff = Backoff(stop, settings.backoff_max_s)
         while not stop.is_set():
             try:
-                if relay.step() == 0:
+                if relay.step() < settings.relay_batch // _SMALL:
                     stop.wait(settings.relay_poll_s)
                 backoff.reset()
             except (LogError, sqlite3.Error) as error:

@@ -21,7 +21,8 @@ class FeedbackSettings(BaseModel):
     partitions, replication_factor: of the topics this room creates; a topic that exists is left as it is.
     max_record_bytes: key, value and headers of the largest record sent to the log; a larger one is a dead letter.
     relay_batch, ingest_batch: records in flight, and records in one transaction.
-    relay_poll_s: how often the relay looks for new events while it has nothing to do.
+    relay_poll_s: how long the relay, and ingest_pause_s: how long the ingest rests after a batch that was not large. A
+        vote takes up to both longer to the store, and many votes cost less.
     log_check_s: how often an idle relay or ingest asks whether the log is still the same.
     request_timeout_s: for one answer of the broker. delivery_timeout_s: for one record's acknowledgement.
     backoff_max_s: the longest pause between tries while the broker or the database is away.
@@ -42,6 +43,7 @@ class FeedbackSettings(BaseModel):
     max_record_bytes: int = Field(default=900_000, ge=1_000)
     relay_batch: int = Field(default=500, ge=1)
     relay_poll_s: float = Field(default=0.1, gt=0)
+    ingest_pause_s: float = Field(default=0.1, ge=0)
     ingest_batch: int = Field(default=500, ge=1)
     ingest_group: str = "flywheel-ingest"
     log_check_s: float = Field(default=1.0, gt=0)

@@ -24,6 +24,7 @@ def ledger_settings(outbox: Path, bootstrap_servers: str, **overrides: Any) -> F
         "bootstrap_servers": bootstrap_servers,
         "outbox": outbox,
         "relay_poll_s": 0.05,
+        "ingest_pause_s": 0.05,
         "log_check_s": 0.3,
         "request_timeout_s": 2.0,
         "delivery_timeout_s": 4.0,
