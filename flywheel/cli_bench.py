@@ -66,6 +66,27 @@ def bench_feedback(
         print_fields("Votes", report)
 
 
+@bench_app.command("preferences")
+def bench_preferences(
+    context: typer.Context,
+    size: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Votes in the store. Repeatable; by default 10000, 100000, 1000000."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What new votes, and a snapshot, cost beside many old ones."""
+    from flywheel.bench_preferences import run
+
+    sizes = sorted(set(size or (10_000, 100_000, 1_000_000)))
+    report = _measured(lambda say: run(settings_of(context), sizes=sizes, say=say))
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        rows = [{"votes in the store": held, **figures} for held, figures in report["sizes"].items()]
+        print_rows(f"A new vote costs {report['new_votes_growth']} times as much beside the most", rows, as_json=False)
+
+
 def _measured(work: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:
     """Do it, and show on stderr what is under way."""
     from rich.console import Console

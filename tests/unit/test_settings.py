@@ -123,3 +123,9 @@ def the_config_command_prints_what_is_in_force() -> None:
     as_toml = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     Path("flywheel.toml").write_text(as_toml.stdout)
     assert load_settings().serving.port == 8009
+
+
+@pytest.mark.parametrize("name", ["FLYWHEEL_KAFKA_HOME", "FLYWHEEL_OTELCOL"])
+def the_variables_of_the_tests_are_no_unknown_settings(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "/somewhere")
+    load_settings()
