@@ -35,7 +35,7 @@ _SIDES: tuple[Literal["train", "heldout"], ...] = ("train", "heldout")
 
 
 class Pair(BaseModel):
-    """One row. prompt: messages of role and content. weight in (0, 1]. margin: null where nobody stated one."""
+    """One row. prompt: messages of role and content. weight in (0, 1]. margin: TRL's, 0 where nobody stated one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,7 +43,7 @@ class Pair(BaseModel):
     chosen: str
     rejected: str
     weight: float
-    margin: float | None = None
+    margin: float = 0.0
     tie: bool
     prompt_hash: str
     rater: str
