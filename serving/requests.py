@@ -18,6 +18,7 @@ from serving.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
 _SCALARS = ("str", "int", "float", "bool")
 MAX_DEPTH = 64
 USER_LENGTH = 256  # characters of a user's or a session's name that are kept
+_HUGE = re.compile(rb"\d(?:[eE]|\d{300})")
 _LONG_NUMBER = re.compile(rb"\d{19}")
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -61,7 +62,10 @@ def parse_json(raw: bytes) -> Any:
     """The body as any JSON value. Raises InvalidRequest."""
     try:
         value = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
-        encoded = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        # Only an escape can stand for half a character or for NUL, and only an exponent, or hundreds of digits, for infinity.
+        encoded = b""
+        if b"\\u" in raw or _HUGE.search(raw):
+            encoded = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeError as error:
         raise InvalidRequest("The body is not UTF-8 text.", code="invalid_encoding") from error
     except RecursionError as error:
