@@ -12,7 +12,8 @@ Guarantees
 - The counters add up: read = inserted + duplicate + dead_lettered + erased + tombstones.
 - What changed in the preferences, and other records of the store's own, are published (feedback.publishing).
 Non-guarantees: Kafka's committed offset is written as a hint for lag tools and never read. A dead letter can
-come twice on `<topic>.dlq` (never in the table).
+come twice on `<topic>.dlq` (never in the table). A record of somebody else's whose header names are not UTF-8 stops its
+partition: the Kafka client does not get past it.
 """
 
 import contextlib
