@@ -62,7 +62,7 @@ def parse_json(raw: bytes) -> Any:
     """The body as any JSON value. Raises InvalidRequest."""
     try:
         value = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
-        # Only an escape can stand for half a character or for NUL; only an exponent, or hundreds of digits, for infinity.
+        # Only an escape can stand for half a character or NUL; only an exponent, or hundreds of digits, for infinity.
         encoded = b""
         if b"\\u" in raw or _HUGE.search(raw):
             encoded = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
