@@ -14,6 +14,7 @@ from feedback.events import AnyEvent, Choice, Correction, Interaction, Thumb
 from storage.postgres import Connection
 
 _LOCK_KEY = 0x70726566
+_FETCHED_AT_ONCE = 5_000
 
 _CONCERNED = """
 select prompt_hash
@@ -88,6 +89,8 @@ def count_decided(connection: Connection) -> int:
 
 
 def derive_preferences(connection: Connection) -> list[DerivedPreference]:
-    """Every derived preference, by prompt hash and id."""
-    rows = connection.execute("select * from derived_preferences order by prompt_hash, preference_id").fetchall()
-    return [DerivedPreference.model_validate(row) for row in rows]
+    """Every derived preference, by prompt hash and id. Fetched in parts, so that no statement lasts for minutes."""
+    with connection.transaction(), connection.cursor(name="derived_preferences") as cursor:
+        cursor.itersize = _FETCHED_AT_ONCE
+        cursor.execute("select * from derived_preferences order by prompt_hash, preference_id")
+        return [DerivedPreference.model_validate(row) for row in cursor]
