@@ -30,14 +30,13 @@ from feedback.events import (
     AnyEvent,
     Interaction,
     event_id_of,
-    from_record,
     is_response_id,
     target_of,
-    tombstone_headers,
 )
 from feedback.outbox_file import OutboxFile, open_files
 from feedback.outgoing import write_records
 from feedback.preferences import refresh_prompts
+from feedback.records import from_record, tombstone_headers
 from storage.postgres import Connection, storable_text
 
 NOBODY = "erased"

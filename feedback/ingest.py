@@ -32,8 +32,9 @@ from feedback import store
 from feedback.dead_letters import dead_letter_record
 from feedback.erasure import expire
 from feedback.errors import LogChanged, LogError, StaleOwner
-from feedback.events import AnyEvent, from_record, is_tombstone
+from feedback.events import AnyEvent
 from feedback.publishing import Publisher
+from feedback.records import from_record, is_tombstone
 from feedback.sender import Sender
 from feedback.settings import FeedbackSettings
 from feedback.stopping import Backoff, summary

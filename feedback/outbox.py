@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from feedback.errors import EventNotEncodable, OutboxConflict, OutboxFull, OutboxUnavailable
-from feedback.events import AnyEvent, to_record
+from feedback.events import AnyEvent
 from feedback.outbox_file import (
     LOCK_SUFFIX,
     SUFFIX,
@@ -38,6 +38,7 @@ from feedback.outbox_file import (
     list_files,
     set_aside,
 )
+from feedback.records import to_record
 from storage.locks import take_lock
 
 logger = logging.getLogger(__name__)

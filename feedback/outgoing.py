@@ -8,7 +8,8 @@ import base64
 import json
 from collections.abc import Sequence
 
-from feedback.events import Headers, Told, to_record
+from feedback.events import Told
+from feedback.records import Headers, to_record
 from storage.postgres import Connection
 
 OutgoingRecord = tuple[str, str, str | None, Headers]

@@ -13,15 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from feedback.events import (
-    CHECKPOINTS_TOPIC,
-    FEEDBACK_TOPIC,
-    INTERACTIONS_TOPIC,
-    PREFERENCES_TOPIC,
-    Preference,
-    to_record,
-)
+from feedback.events import CHECKPOINTS_TOPIC, FEEDBACK_TOPIC, INTERACTIONS_TOPIC, PREFERENCES_TOPIC, Preference
 from feedback.outgoing import headers_from_json
+from feedback.records import to_record
 from feedback.sender import AnyRecord, Sender, size_of
 from feedback.settings import FeedbackSettings
 from feedback.topics import Logs

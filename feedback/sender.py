@@ -5,7 +5,7 @@ from typing import Any
 
 from kafka.errors import MessageSizeTooLargeError
 
-from feedback.events import Headers
+from feedback.records import Headers
 from feedback.settings import FeedbackSettings
 from feedback.topics import close_producer, make_producer, reaching_the_log
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from feedback.events import FEEDBACK, new_response_id, to_record, uuid7
+from feedback.events import FEEDBACK, new_response_id, uuid7
 from feedback.ingest import Ingest
+from feedback.records import to_record
 from feedback.topics import ensure_topics, make_producer
 from flywheel import processes
 from flywheel.errors import BenchFailed

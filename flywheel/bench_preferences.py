@@ -11,16 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from feedback.events import (
-    AnyEvent,
-    Choice,
-    Interaction,
-    event_id_of,
-    new_comparison_id,
-    new_response_id,
-    prompt_hash,
-    to_record,
-)
+from feedback.events import AnyEvent, Choice, Interaction, event_id_of, new_comparison_id, new_response_id, prompt_hash
+from feedback.records import to_record
 from feedback.snapshots import create_snapshot
 from feedback.store import Incoming, insert_events
 from flywheel.handle import Platform

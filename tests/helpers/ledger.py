@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,13 @@ from typing import Any
 from kafka import KafkaConsumer
 
 from feedback import ingest, relay, store
-from feedback.events import AnyEvent, to_record
+from feedback.errors import LogError
+from feedback.events import AnyEvent
+from feedback.ingest import Ingest
 from feedback.outbox import Outbox
+from feedback.records import to_record
 from feedback.settings import FeedbackSettings
-from feedback.topics import client_options
+from feedback.topics import Logs, client_options, make_producer
 from storage.postgres import connect
 
 
@@ -75,6 +78,31 @@ def read_topic(settings: FeedbackSettings, topic: str, *, count: int) -> list[An
     records = list(itertools.islice(consumer, count))
     consumer.close()
     return records
+
+
+def publish(settings: FeedbackSettings, events: Sequence[AnyEvent]) -> None:
+    """Put events into the log without an outbox."""
+    logs = Logs(settings)
+    logs.ensure()
+    logs.close()
+    producer = make_producer(settings)
+    for event in events:
+        topic, key, value, headers = to_record(event)
+        producer.send(topic, key=key, value=value, headers=headers).get(5)
+    producer.close(timeout=2)
+
+
+def step_until(ingest: Ingest, condition: Callable[[], bool], *, forgiving: bool = False) -> None:
+    """Let the ingest work; forgiving: start over after an error of the log, as `run` does."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, ingest.counters
+        try:
+            ingest.step()
+        except LogError:
+            if not forgiving:
+                raise
+            ingest.disconnect()
 
 
 def stored_ids(dsn: str) -> list[str]:

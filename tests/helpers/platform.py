@@ -18,8 +18,9 @@ import httpx
 import openai
 import psutil
 
-from feedback.events import Interaction, from_record
+from feedback.events import Interaction
 from feedback.outbox_file import OutboxFile, list_files
+from feedback.records import from_record
 from serving.keys import SCOPES, create_key
 from serving.settings import ServingSettings
 from storage.postgres import Connection, connect

@@ -16,11 +16,11 @@ from feedback.events import (
     AnyEvent,
     Interaction,
     Preference,
-    is_tombstone,
 )
 from feedback.ingest import Ingest
 from feedback.outbox_file import open_files
 from feedback.preferences import derive_preferences
+from feedback.records import is_tombstone
 from feedback.relay import Relay
 from feedback.snapshots import create_snapshot
 from feedback.topics import Logs

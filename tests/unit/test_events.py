@@ -15,15 +15,13 @@ from feedback.events import (
     FEEDBACK_TOPIC,
     AnyEvent,
     event_id_of,
-    from_record,
     new_comparison_id,
     new_response_id,
     prompt_hash,
     target_of,
-    to_record,
-    topic_of,
     uuid7,
 )
+from feedback.records import from_record, to_record, topic_of
 from tests.helpers.events_built import build_interaction, build_preference, build_thumb, build_vote
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,9 @@ import pytest
 
 from feedback import relay as relay_module
 from feedback.errors import LogError
-from feedback.events import AnyEvent, from_record
+from feedback.events import AnyEvent
 from feedback.outbox_file import OutboxFile, list_files
+from feedback.records import from_record
 from feedback.relay import Relay
 from feedback.settings import FeedbackSettings
 from tests.helpers.events_built import build_interaction, build_thumb
