@@ -82,7 +82,13 @@ def erase(connection: Connection, name: str) -> Erased:
     answers, votes = _delete(connection, _ANSWERS, _VOTES, {"name": name})
     refresh_prompts(connection, prompts)
     scrubbed = connection.execute(
-        _SCRUB, {"name": name, "nobody": NOBODY, "answers": [answer["response_id"] for answer in answers]}
+        _SCRUB,
+        {
+            "name": name,
+            "nobody": NOBODY,
+            "prompts": prompts,
+            "answers": [answer["response_id"] for answer in answers],
+        },
     ).rowcount
     letters = _erase_dead_letters(connection, name)
     return Erased(
@@ -273,31 +279,37 @@ def _stored(name: str) -> str:
 _COMMITS_WITHIN = timedelta(minutes=2)  # transactions do not commit in the order of their clocks
 _ANY_EVER = "select exists (select from erasures) or exists (select from erased_events) as ever"
 _NEVER = datetime.min.replace(tzinfo=UTC)
-_PROMPTS = """
+# Three joins and not one with three ways: each then has its index.
+_PROMPTS_OF = """
+select answer.prompt_hash
+from votes vote join interactions answer on answer.response_id = vote.response_id
+union
+select answer.prompt_hash
+from votes vote join interactions answer on answer.comparison_id = vote.comparison_id
+union
+select answer.prompt_hash
+from votes vote join interactions answer on answer.response_id in (vote.responses ->> 0, vote.responses ->> 1)
+"""
+_PROMPTS = f"""
+with votes as materialized (select * from feedback where rater = %(name)s)
 select prompt_hash from interactions where "user" = %(name)s
 union
 select prompt_hash from preferences where rater = %(name)s or other_rater = %(name)s
 union
-select answer.prompt_hash
-from feedback vote
-join interactions answer
-    on answer.response_id = vote.response_id or answer.comparison_id = vote.comparison_id
-    or answer.response_id in (vote.responses ->> 0, vote.responses ->> 1)
-where vote.rater = %(name)s
+{_PROMPTS_OF}
 """
 _ANSWERS = """
 delete from interactions where "user" = %(name)s returning event_id, response_id, comparison_id
 """
 _ON = """
-response_id = any (%(targets)s) or comparison_id = any (%(targets)s)
-or responses ->> 0 = any (%(targets)s) or responses ->> 1 = any (%(targets)s)
+target = any (%(targets)s) or responses ->> 0 = any (%(targets)s) or responses ->> 1 = any (%(targets)s)
 """
 _VOTES = f"delete from feedback where rater = %(name)s or {_ON} returning event_id, target"
 _SCRUB = """
 update preferences set
     rater = %(nobody)s, other_rater = %(nobody)s, published_log_id = null,
     revision = revision + case when published_log_id is null then 0 else 1 end
-where retracted
+where retracted and prompt_hash = any (%(prompts)s)
   and (rater = %(name)s or other_rater = %(name)s
        or chosen_response_id = any (%(answers)s) or rejected_response_id = any (%(answers)s))
 """
@@ -328,15 +340,11 @@ select
 """
 _AGED = "ingested_at < now() - make_interval(secs => %(age)s) order by ingested_at limit %(limit)s"
 _OLD_PROMPTS = f"""
-with answers as (select * from interactions where {_AGED}),
-votes as (select * from feedback where {_AGED})
+with answers as materialized (select * from interactions where {_AGED}),
+votes as materialized (select * from feedback where {_AGED})
 select prompt_hash from answers
 union
-select answer.prompt_hash
-from votes vote
-join interactions answer
-    on answer.response_id = vote.response_id or answer.comparison_id = vote.comparison_id
-    or answer.response_id in (vote.responses ->> 0, vote.responses ->> 1)
+{_PROMPTS_OF}
 """
 _OLD_ANSWERS = f"""
 delete from interactions where event_id in (select event_id from interactions where {_AGED})

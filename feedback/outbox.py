@@ -36,6 +36,7 @@ from feedback.outbox_file import (
     create_file,
     is_damage,
     list_files,
+    open_whole,
     set_aside,
 )
 from feedback.records import to_record
@@ -199,17 +200,12 @@ def _adopt(directory: Path) -> tuple[Path, int] | None:
         lock = take_lock(path.with_suffix(LOCK_SUFFIX))
         if lock is None:
             continue
-        try:
-            file = OutboxFile(path, durable=True)
-            file.pending_count()
+        file = open_whole(path, durable=True)
+        if file is not None:
             file.close()
-        except sqlite3.Error as error:
-            os.close(lock)
-            if not is_damage(error):
-                raise
-            logger.error("outbox: %s is damaged (%s); it is kept as %s", path, error, set_aside(path).name)
-        else:
             return path, lock
+        os.close(lock)
+        logger.error("outbox: %s is damaged; it is kept as %s", path, set_aside(path).name)
     return None
 
 

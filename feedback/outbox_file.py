@@ -154,17 +154,25 @@ def list_files(directory: Path) -> list[Path]:
 def open_files(directory: Path) -> Iterator["OutboxFile"]:
     """Each outbox file of a node that is whole, one after the other, for somebody who is not its owner."""
     for path in list_files(directory):
-        try:
-            file = OutboxFile(path, durable=False)
-            file.pending(1)
-        except sqlite3.Error as error:
-            if not is_damage(error):
-                raise
+        file = open_whole(path)
+        if file is None:
             continue
         try:
             yield file
         finally:
             file.close()
+
+
+def open_whole(path: Path, *, durable: bool = False) -> "OutboxFile | None":
+    """The file, or None when it is damaged as far as a first look tells. Raises other errors of sqlite3."""
+    try:
+        file = OutboxFile(path, durable=durable)
+        file.pending(1)
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        return None
+    return file
 
 
 class OutboxFile:

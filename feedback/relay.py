@@ -28,7 +28,7 @@ from kafka.errors import KafkaError, MessageSizeTooLargeError
 from feedback.dead_letters import dead_letter_record
 from feedback.erasure import Eraser
 from feedback.errors import LogChanged, LogError, LogUnreachable
-from feedback.outbox_file import OutboxFile, Row, Sent, is_damage, list_files
+from feedback.outbox_file import OutboxFile, Row, Sent, is_damage, list_files, open_whole
 from feedback.settings import FeedbackSettings
 from feedback.stopping import Backoff, summary
 from feedback.topics import EVENT_TOPICS, Logs, TopicLog, close_producer, make_producer, reaching_the_log
@@ -88,7 +88,6 @@ class Relay:
         self._connect_producer = connect_producer
         self._files: dict[Path, OutboxFile] = {}
         self._numbers: dict[Path, int] = {}
-        self._damaged: set[Path] = set()
         self._driven: dict[tuple[Path, str], str] = {}
         self._logs: Any = None
         self._producer: Any = None
@@ -104,6 +103,7 @@ class Relay:
         """
         files = self._open_files()
         pending = self._pending(files)
+        files = list(self._files.values())
         idle_check = time.monotonic() - self._checked_at > self._settings.log_check_s
         if not pending and not idle_check:
             return 0
@@ -115,7 +115,18 @@ class Relay:
         return moved
 
     def _pending(self, files: Sequence[OutboxFile]) -> dict[OutboxFile, list[Row]]:
-        return {file: rows for file in files if (rows := file.pending(self._settings.relay_batch))}
+        pending = {}
+        for file in files:
+            try:
+                rows = file.pending(self._settings.relay_batch)
+            except sqlite3.Error as error:
+                if not is_damage(error):
+                    raise
+                self._leave_alone(file.path)
+            else:
+                if rows:
+                    pending[file] = rows
+        return pending
 
     def disconnect(self) -> None:
         """Drop the producer and the connection to the broker; the next step makes new ones."""
@@ -134,25 +145,26 @@ class Relay:
     def _open_files(self) -> list[OutboxFile]:
         """Those that are whole. A damaged one, or one that was set aside, stops no other."""
         for path in list_files(self._settings.outbox):
-            number = path.stat().st_ino
-            if path in self._files and number != self._numbers[path]:  # another file took its place
+            try:
+                number = path.stat().st_ino
+            except FileNotFoundError:  # its owner has just set it aside
+                continue
+            if self._numbers.get(path) == number:
+                continue
+            if path in self._files:  # another file took its place
                 self._files.pop(path).close()
-            if path not in self._files:
-                self._files[path] = OutboxFile(path, durable=False)
-                self._numbers[path] = number
-        return [file for file in self._files.values() if self._is_whole(file)]
+            self._numbers[path] = number
+            file = open_whole(path)
+            if file is None:
+                self._leave_alone(path)
+            else:
+                self._files[path] = file
+        return list(self._files.values())
 
-    def _is_whole(self, file: OutboxFile) -> bool:
-        try:
-            file.pending(1)
-        except sqlite3.Error as error:
-            if not is_damage(error):
-                raise
-            if file.path not in self._damaged:
-                logger.error("relay: %s is damaged and left alone: %s", file.path, error)
-            self._damaged.add(file.path)
-            return False
-        return True
+    def _leave_alone(self, path: Path) -> None:
+        logger.error("relay: %s is damaged and left alone", path)
+        if path in self._files:
+            self._files.pop(path).close()
 
     def _current_logs(self) -> dict[str, TopicLog]:
         if self._logs is None:

@@ -22,3 +22,5 @@ create table snapshot_subjects (
 
 create index interactions_by_user on interactions ("user") where "user" is not null;
 create index feedback_by_rater on feedback (rater);
+create index preferences_by_rater on preferences (rater);
+create index preferences_by_other_rater on preferences (other_rater);

@@ -9,8 +9,9 @@ import pytest
 from feedback import relay as relay_module
 from feedback.errors import LogError
 from feedback.events import AnyEvent
-from feedback.outbox_file import OutboxFile, list_files
-from feedback.records import from_record
+from feedback.outbox import Outbox
+from feedback.outbox_file import Accepted, OutboxFile, create_file, list_files, set_aside
+from feedback.records import from_record, to_record
 from feedback.relay import Relay
 from feedback.settings import FeedbackSettings
 from tests.helpers.events_built import build_interaction, build_thumb
@@ -134,3 +135,27 @@ def a_second_relay_waits_until_the_first_is_gone(tmp_path: Path) -> None:
         assert not entered.wait(0.5)
     assert entered.wait(5)
     waiting.join(5)
+
+
+@pytest.mark.parametrize("whole_bytes", [0, 4096])
+def a_damaged_file_holds_up_no_other_and_one_that_takes_its_place_is_read(tmp_path: Path, whole_bytes: int) -> None:
+    lost, kept, later = build_thumb(), build_thumb(), build_thumb()
+    accept(tmp_path, [lost])
+    [damaged] = list_files(tmp_path)
+    holder = Outbox.open(tmp_path)  # so that the next one makes a second file
+    accept(tmp_path, [kept])
+    holder.close()
+    damaged.write_bytes(damaged.read_bytes()[:whole_bytes] + b"\xff" * 30_000)
+    log = MemoryLog()
+    relay = make_relay(tmp_path, log)
+    drain(relay)
+    assert published(log) == [kept.event_id]
+    set_aside(damaged)
+    create_file(damaged)
+    file = OutboxFile(damaged, durable=True)
+    topic, key, value, headers = to_record(later)
+    file.insert([[Accepted(later.event_id, b"", topic, key, value, headers)]])
+    file.close()
+    drain(relay)
+    relay.close()
+    assert published(log) == [kept.event_id, later.event_id]
