@@ -32,7 +32,7 @@ from tests.helpers.servers import Broker
 
 pytestmark = pytest.mark.real
 
-SECRET = "the diary of Ada, page 7"
+SECRET = "the diary of Zoe, page 7"
 
 
 def build_life(name: str, prompt: str = SECRET) -> list[AnyEvent]:
@@ -68,14 +68,14 @@ def erase_now(dsn: str, name: str) -> dict[str, object]:
 
 
 def a_person_who_is_erased_leaves_no_word_and_no_vote_and_others_keep_theirs(dsn: str) -> None:
-    ada, ben = build_life("ada"), build_life("ben", "a question of Ben's")
-    on_ben = build_thumb(ben[2].response_id if isinstance(ben[2], Interaction) else None, rater="ada", value="down")
-    on_ada = build_vote("comment", text="I know her", response_id=next(_answers(ada)).response_id, rater="ben")
-    insert(dsn, [*ada, *ben, on_ben, on_ada])
-    erased = erase_now(dsn, "ada")
+    zoe, ben = build_life("zoe"), build_life("ben", "a question of Ben's")
+    on_ben = build_thumb(ben[2].response_id if isinstance(ben[2], Interaction) else None, rater="zoe", value="down")
+    on_ada = build_vote("comment", text="I know her", response_id=next(_answers(zoe)).response_id, rater="ben")
+    insert(dsn, [*zoe, *ben, on_ben, on_ada])
+    erased = erase_now(dsn, "zoe")
     assert (erased["interactions"], erased["votes"]) == (3, 5)
     left = everything_in(dsn)
-    assert "ada" not in left
+    assert "zoe" not in left
     assert "diary" not in left
     assert sorted(stored_ids(dsn)) == sorted(event.event_id for event in ben)
     with connect(dsn) as connection:
@@ -83,15 +83,15 @@ def a_person_who_is_erased_leaves_no_word_and_no_vote_and_others_keep_theirs(dsn
 
 
 def what_was_erased_stays_away_when_it_comes_late_or_again(dsn: str) -> None:
-    life = build_life("ada")
+    life = build_life("zoe")
     before = datetime.now(UTC)
     insert(dsn, life[:4])
-    erase_now(dsn, "ada")
-    late = build_thumb(rater="ada", time=before)
+    erase_now(dsn, "zoe")
+    late = build_thumb(rater="zoe", time=before)
     by_another = build_thumb(next(_answers(life)).response_id, rater="ben")
     written = insert(dsn, [*life, late, by_another])
     assert (written.inserted, written.duplicate, written.erased) == (0, 0, len(life) + 2)
-    back = build_thumb(rater="ada", time=datetime.now(UTC) + timedelta(seconds=1))
+    back = build_thumb(rater="zoe", time=datetime.now(UTC) + timedelta(seconds=1))
     assert insert(dsn, [back]).inserted == 1
     assert stored_ids(dsn) == [back.event_id]
 
@@ -109,21 +109,21 @@ def an_erasure_reaches_the_outbox_and_the_topics_and_the_counts_add_up(
     tmp_path: Path, broker: Broker, dsn: str
 ) -> None:
     settings = ledger_settings(tmp_path, broker.bootstrap_servers, erase_poll_s=0.2)
-    ada, ben = build_life("ada"), build_life("ben", "a question of Ben's")
-    accept(tmp_path, [*ada, *ben])
+    zoe, ben = build_life("zoe"), build_life("ben", "a question of Ben's")
+    accept(tmp_path, [*zoe, *ben])
     with running(settings, dsn):
-        wait_for(lambda: len(stored_ids(dsn)) == len(ada) + len(ben))
+        wait_for(lambda: len(stored_ids(dsn)) == len(zoe) + len(ben))
         wait_for(lambda: not rows(dsn, "select from preferences where published_log_id is null"))
-        erase_now(dsn, "ada")
-        wait_for(lambda: audit(settings, dsn).erased == len(ada))
+        erase_now(dsn, "zoe")
+        wait_for(lambda: audit(settings, dsn).erased == len(zoe))
         wait_for(lambda: not rows(dsn, "select from outgoing_records where published_log_id is null"))
         wait_for(lambda: not rows(dsn, "select from preferences where published_log_id is null"))
         wait_for(lambda: all(b"diary" not in path.read_bytes() for path in tmp_path.iterdir() if path.is_file()))
-        assert accept(tmp_path, ada[:2]) == ["duplicate", "duplicate"]
+        assert accept(tmp_path, zoe[:2]) == ["duplicate", "duplicate"]
         wait_for(lambda: audit(settings, dsn).unread == 0)
         report = audit(settings, dsn)
     assert report.clean, report
-    assert (report.accepted, report.stored, report.erased) == (len(ada) + len(ben), len(ben), len(ada))
+    assert (report.accepted, report.stored, report.erased) == (len(zoe) + len(ben), len(ben), len(zoe))
     assert report.dead_lettered == 0
     told = {
         dict(record.headers)["ce_subject"].decode()
@@ -131,21 +131,21 @@ def an_erasure_reaches_the_outbox_and_the_topics_and_the_counts_add_up(
         for record in read_topic(settings, topic, count=count)
         if is_tombstone(record.value, record.headers)
     }
-    assert told == {event.event_id for event in ada}
+    assert told == {event.event_id for event in zoe}
     said = [Preference.model_validate_json(r.value) for r in read_topic(settings, PREFERENCES_TOPIC, count=6)]
     last = {preference.preference_id: preference for preference in said}
     assert sorted(p.retracted for p in last.values()) == [False, False, True, True]
-    assert all("ada" not in p.model_dump_json() for p in last.values() if p.retracted)
+    assert all("zoe" not in p.model_dump_json() for p in last.values() if p.retracted)
 
 
 def what_waits_for_the_log_is_erased_before_it_is_sent(tmp_path: Path, broker: Broker, dsn: str) -> None:
     settings = ledger_settings(tmp_path, broker.bootstrap_servers)
-    ada, ben = build_life("ada"), build_life("ben", "a question of Ben's")
-    accept(tmp_path, [*ada, *ben])
-    erase_now(dsn, "ada")
+    zoe, ben = build_life("zoe"), build_life("ben", "a question of Ben's")
+    accept(tmp_path, [*zoe, *ben])
+    erase_now(dsn, "zoe")
     eraser = Eraser(tmp_path, 3600)
     with connect(dsn) as connection:
-        assert eraser.step(connection) == len(ada)
+        assert eraser.step(connection) == len(zoe)
         assert eraser.step(connection) == 0
     relay = Relay(settings)
     while relay.step():
@@ -153,14 +153,14 @@ def what_waits_for_the_log_is_erased_before_it_is_sent(tmp_path: Path, broker: B
     relay.close()
     assert relay.counters["sent"] == len(ben)
     report = audit(settings, dsn)
-    assert (report.erased, report.pending, report.clean) == (len(ada), len(ben), True)
+    assert (report.erased, report.pending, report.clean) == (len(zoe), len(ben), True)
     for file in open_files(tmp_path):
         assert file.revive() == 0
         assert file.redrive(INTERACTIONS_TOPIC, "another log") == 3
 
 
 def an_erasure_names_what_had_learnt_from_the_person(tmp_path: Path, dsn: str) -> None:
-    insert(dsn, [*build_life("ada"), *build_life("ben", "a question of Ben's")])
+    insert(dsn, [*build_life("zoe"), *build_life("ben", "a question of Ben's")])
     first = create_snapshot(dsn, tmp_path).snapshot_id
     with connect(dsn) as connection:
         connection.execute(
@@ -177,13 +177,13 @@ def an_erasure_names_what_had_learnt_from_the_person(tmp_path: Path, dsn: str) -
             kind = "adapter" if parent else "model"
             fields = {"kind": kind, "parent_id": parent, "digest": name, "path": "", "manifest": manifest}
             register_checkpoint(connection, Checkpoint(checkpoint_id=name, **fields))
-    erased = erase_now(dsn, "ada")
+    erased = erase_now(dsn, "zoe")
     assert erased["snapshots"] == [first]
     assert erased["reward_models"] == ["rm-1"]
     assert erased["checkpoints"] == ["child", "learnt"]
     second = create_snapshot(dsn, tmp_path).snapshot_id
     assert second != first
-    again = erase_now(dsn, "ada")
+    again = erase_now(dsn, "zoe")
     assert again["snapshots"] == [first]
     assert erase_now(dsn, "nobody we know")["snapshots"] == []
     subjects = rows(dsn, f"select subject from snapshot_subjects where snapshot_id = '{second}'")
@@ -215,7 +215,7 @@ def what_becomes_of_a_checkpoint_is_told_on_its_topic(tmp_path: Path, broker: Br
 
 
 def what_is_older_than_the_retention_goes_with_the_votes_on_it(dsn: str) -> None:
-    old, new = build_life("ada"), build_life("ben", "a question of Ben's")
+    old, new = build_life("zoe"), build_life("ben", "a question of Ben's")
     insert(dsn, [*old, *new])
     vote_on_old = build_thumb(next(_answers(old)).response_id, rater="ben")
     insert(dsn, [vote_on_old])
@@ -229,7 +229,7 @@ def what_is_older_than_the_retention_goes_with_the_votes_on_it(dsn: str) -> None
         while expire(connection, 9 * 86400.0, 2):
             pass
     assert sorted(stored_ids(dsn)) == sorted(event.event_id for event in new)
-    assert "ada" not in everything_in(dsn)
+    assert "zoe" not in everything_in(dsn)
 
 
 def _answers(events: list[AnyEvent]):  # type: ignore[no-untyped-def]
