@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rounds.settings import ExperimentSettings
-from rounds.statistics import log_evidence_better, log_evidence_worse, win_share_bounds
+from rounds.statistics.anytime import log_evidence_better, log_evidence_worse, win_share_bounds
 from storage.postgres import Connection
 
 Outcome = Literal["win", "loss", "tie"]

@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from rounds.statistics import (
-    clustered_mean_interval,
-    log_evidence_better,
-    log_evidence_worse,
-    win_share_bounds,
-)
+from rounds.statistics.anytime import log_evidence_better, log_evidence_worse, win_share_bounds
+from rounds.statistics.fixed import clustered_mean_interval
 
 
 @pytest.mark.parametrize(("wins", "losses"), [(0, 0), (3, 1), (12, 20), (60, 30)])

@@ -8,7 +8,6 @@ of a tie is one. Votes are taken as exchangeable given the win share; clustering
 import math
 from functools import lru_cache
 
-import numpy as np
 from scipy import optimize, special, stats
 
 
@@ -56,23 +55,3 @@ def _low(wins: int, losses: int, alpha: float) -> float:
 
     least, peak = 1e-12, min(wins / (wins + losses), 1 - 1e-12)
     return float(optimize.brentq(excess, least, peak, xtol=1e-12)) if excess(least) > 0 else 0.0
-
-
-def clustered_mean_interval(
-    values: np.ndarray, clusters: np.ndarray, confidence: float = 0.95
-) -> tuple[float, float, float]:
-    """(mean, low, high) of `values` (float, any length n >= 2) with errors clustered by `clusters` (length n).
-
-    Cluster-robust standard error of a mean with the G/(G-1) correction and Student's t with G - 1 degrees
-    of freedom (Cameron & Miller 2015, "A practitioner's guide to cluster-robust inference", §II). For a
-    horizon fixed in advance. Raises ValueError with fewer than two clusters.
-    """
-    mean = float(np.mean(values))
-    _, index = np.unique(clusters, return_inverse=True)
-    groups = int(index.max()) + 1
-    if groups < 2:
-        raise ValueError("an interval needs at least two clusters")
-    sums = np.bincount(index, weights=np.asarray(values, dtype=float) - mean)
-    error = math.sqrt(groups / (groups - 1) * float(np.sum(sums**2))) / len(values)
-    width = float(stats.t.ppf(0.5 + confidence / 2, groups - 1)) * error
-    return mean, mean - width, mean + width
