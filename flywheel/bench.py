@@ -25,6 +25,7 @@ import httpx
 from flywheel import processes
 from flywheel.errors import BenchFailed
 from flywheel.handle import Platform, free_ports
+from flywheel.model import prepare_base_model
 from flywheel.settings import Settings
 from loadtest.raters import conversation, prompts_for_votes
 from loadtest.stream_reader import Timing, read_stream, timing_of
@@ -51,6 +52,7 @@ def run(settings: Settings, *, rounds: int, peers: tuple[str, ...], say: Callabl
     """Start the servers, drive them, stop them; returns the figures. Raises BenchFailed when one does not serve."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fwb")))
+        prepare_base_model(settings, say)
         servers = []
         for name in (OURS, *peers):
             say(f"starting {name}")

@@ -22,6 +22,7 @@ from feedback.topics import ensure_topics, make_producer
 from flywheel import processes
 from flywheel.errors import BenchFailed
 from flywheel.handle import Platform
+from flywheel.model import prepare_base_model
 from flywheel.settings import Settings
 from flywheel.state import read_state
 from loadtest.vote_client import Answers, VoteConnection
@@ -38,8 +39,8 @@ _DRAIN_S = 120.0
 def run(settings: Settings, *, seconds: float, rate: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure for `seconds` a part; rate: votes a second of the steady part. Raises BenchFailed, StartFailed."""
     with tempfile.TemporaryDirectory(prefix="fwb") as folder:
-        model = f"serving.model={settings.serving.model.resolve()}"
-        with Platform(Path(folder) / "home", model) as platform:
+        model = prepare_base_model(settings, say).resolve()
+        with Platform(Path(folder) / "home", f"serving.model={model}") as platform:
             say("starting the platform")
             platform.start(*LEDGER)
             say("single votes")

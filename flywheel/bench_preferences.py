@@ -16,7 +16,6 @@ from feedback.records import to_record
 from feedback.snapshots import create_snapshot
 from feedback.store import Incoming, insert_events
 from flywheel.handle import Platform
-from flywheel.settings import Settings
 from flywheel.setup import migrate_database
 from storage.postgres import Connection, connect
 
@@ -25,12 +24,12 @@ _FILLED_AT_ONCE = 20_000
 _TIMES = 5
 
 
-def run(settings: Settings, *, sizes: Sequence[int], say: Callable[[str], None]) -> dict[str, Any]:
+def run(*, sizes: Sequence[int], say: Callable[[str], None]) -> dict[str, Any]:
     """Measure at each of `sizes` (votes in the store, ascending). Raises StartFailed."""
     by_size: dict[int, dict[str, float]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="fwb") as folder,
-        Platform(Path(folder) / "home", f"serving.model={settings.serving.model.resolve()}") as platform,
+        Platform(Path(folder) / "home") as platform,
     ):
         platform.start("postgres")
         migrate_database(platform.settings)

@@ -68,7 +68,6 @@ def bench_feedback(
 
 @bench_app.command("preferences")
 def bench_preferences(
-    context: typer.Context,
     size: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Votes in the store. Repeatable; by default 10000, 100000, 1000000."),
@@ -79,7 +78,7 @@ def bench_preferences(
     from flywheel.bench_preferences import run
 
     sizes = sorted(set(size or (10_000, 100_000, 1_000_000)))
-    report = _measured(lambda say: run(settings_of(context), sizes=sizes, say=say))
+    report = _measured(lambda say: run(sizes=sizes, say=say))
     if as_json:
         typer.echo(json.dumps(report))
     else:
