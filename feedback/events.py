@@ -160,9 +160,12 @@ class Event(BaseModel):
 class Interaction(Event):
     """One answer of the API, whole or aborted. Unknown numbers are null, never 0. Times in seconds.
 
-    `propensity` is the probability with which the assignment gave `checkpoint_id` to this unit; null when
-    the client pinned the checkpoint or no experiment ran. `position` is the place (0 or 1) at which a
-    comparison shows the answer. With `content_kept` false (OpenAI's `store: false`) messages and text are null.
+    `propensity` is the probability with which the experiment gave `arm` to this unit; null when nothing was drawn: the
+    client pinned the checkpoint, no experiment ran, a tester's arm or both arms of a comparison were forced.
+    With `fallback` another checkpoint answered for the arm's. `exposed_at` is when the first of the answer was
+    sent; null when nothing was. `position` is the place (0 or 1) at which a comparison shows the answer. `shadow_of`
+    names the response to the same prompt that the client got; this one was never shown, and its propensity is that of
+    being asked for. With `content_kept` false (OpenAI's `store: false`) messages and text are null.
     """
 
     response_id: ResponseId
@@ -171,8 +174,12 @@ class Interaction(Event):
     alias: str | None = None
     pinned: bool = False
     experiment_id: str | None = None
+    arm: str | None = None
+    fallback: bool = False
     unit: str | None = None
     propensity: float | None = Field(default=None, ge=0, le=1)
+    exposed_at: EventTime | None = None
+    shadow_of: ResponseId | None = None
     comparison_id: ComparisonId | None = None
     position: Literal[0, 1] | None = None
     user: str | None = None

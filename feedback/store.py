@@ -14,6 +14,7 @@ from psycopg import sql
 from feedback.erasure import keep_out
 from feedback.errors import IdTaken, StaleOwner
 from feedback.events import VOTES, AnyEvent, Interaction
+from feedback.exposures import add_exposures
 from feedback.outgoing import headers_to_json
 from feedback.preferences import refresh_preferences
 from storage.postgres import Connection, storable_json, storable_text
@@ -69,7 +70,7 @@ class Written:
 
 
 def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEvent]]) -> Written:
-    """Insert events whose id is new, and bring the preferences that they concern up to date.
+    """Insert events whose id is new, and bring the exposures and preferences that they concern up to date.
 
     An event that PostgreSQL can't hold is refused and harms no other, and so is one whose id another event has; one
     that was erased stays away. Of an event that comes again the earliest time counts: a retry changes no later mind.
@@ -89,6 +90,7 @@ def insert_events(connection: Connection, events: Sequence[tuple[Incoming, AnyEv
             new, others = _insert_singly(connection, table, mine)
         inserted += new
         refused += others
+    add_exposures(connection, [event for _, event in kept])
     refresh_preferences(connection, [event for _, event in kept])
     again = len(kept) - inserted - len(refused)
     return Written(inserted, again, len(events) - len(kept), refused)

@@ -27,7 +27,7 @@ from rounds.steps import STEPS, Outcome, Workbench
 from rounds.store import Round, advance, count_failure, current_round, release_lease, take_lease
 from rounds.work import run_on_ray
 from serving.errors import CheckpointNotProven, ServingError
-from serving.registry import running_experiment, stop_experiment
+from serving.experiments import get_experiment, stop_experiment
 from storage.errors import DatabaseUnreachable, StorageError
 from storage.postgres import Connection, connect
 
@@ -131,11 +131,9 @@ class Controller:
 
     def _withdraw_candidate(self, connection: Connection, round_: Round) -> None:
         """A round that ends by an error leaves no experiment running."""
-        experiment = running_experiment(connection, self.alias)
-        if experiment is not None and experiment.experiment_id == round_.context.get("experiment_id"):
-            stop_experiment(
-                connection, experiment.experiment_id, "rejected", {"reason": "its round ended with an error"}
-            )
+        experiment_id = round_.context.get("experiment_id")
+        if experiment_id is not None and get_experiment(connection, experiment_id).state == "running":
+            stop_experiment(connection, experiment_id, "rejected", {"reason": "its round ended with an error"})
 
     def _step(self, connection: Connection, round_: Round) -> Outcome | None:
         bench = Workbench(

@@ -50,23 +50,25 @@ class Decision:
     numbers: dict[str, Any]
 
 
-def tally(connection: Connection, experiment_id: str, candidate_id: str, per_rater: int) -> Tally:
-    """Read the experiment's current human votes: the first of each (rater, prompt) counts, `per_rater` of a rater.
+def tally(connection: Connection, experiment_id: str, arm: str, per_rater: int, *, control: str = "control") -> Tally:
+    """Read the experiment's current human votes on `arm` beside `control`.
 
-    "Both bad" counts as a tie (no evidence) and is reported by itself.
+    The first of each (rater, prompt) counts, `per_rater` of a rater. "Both bad" counts as a tie (no evidence) and is
+    reported by itself.
     """
     rows = connection.execute(
         """
-        select distinct on (rater, prompt_hash) rater, verdict, chosen_checkpoint_id, voted_at, vote_id
+        select distinct on (rater, prompt_hash) rater, verdict, chosen_arm, voted_at, vote_id
         from comparison_votes
-        where experiment_id = %s and source = 'human' and checkpoint_a <> checkpoint_b
+        where experiment_id = %s and source = 'human' and arm_a <> arm_b and arm_a = any (%s) and arm_b = any (%s)
         order by rater, prompt_hash, voted_at, vote_id
         """,
-        (experiment_id,),
+        (experiment_id, [arm, control], [arm, control]),
     ).fetchall()
     total = connection.execute(
-        "select count(*) as n from comparison_votes where experiment_id = %s and source = 'human'",
-        (experiment_id,),
+        "select count(*) as n from comparison_votes where experiment_id = %s and source = 'human' "
+        "and arm_a = any (%s) and arm_b = any (%s)",
+        (experiment_id, [arm, control], [arm, control]),
     ).fetchone()
     rows.sort(key=lambda row: (row["voted_at"], row["vote_id"]))
     seen: Counter[str] = Counter()
@@ -77,16 +79,16 @@ def tally(connection: Connection, experiment_id: str, candidate_id: str, per_rat
             counted.append(row)
     rows = counted
     return Tally(
-        outcomes=tuple(_outcome(row, candidate_id) for row in rows),
+        outcomes=tuple(_outcome(row, arm) for row in rows),
         both_bad=sum(row["verdict"] == "both_bad" for row in rows),
         repeated=(total["n"] if total else 0) - len(rows),
     )
 
 
-def _outcome(row: dict[str, Any], candidate_id: str) -> Outcome:
-    if row["chosen_checkpoint_id"] is None:
+def _outcome(row: dict[str, Any], arm: str) -> Outcome:
+    if row["chosen_arm"] is None:
         return "tie"
-    return "win" if row["chosen_checkpoint_id"] == candidate_id else "loss"
+    return "win" if row["chosen_arm"] == arm else "loss"
 
 
 def decide(votes: Tally, settings: ExperimentSettings) -> Decision:

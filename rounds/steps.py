@@ -20,7 +20,9 @@ from rounds import tasks
 from rounds.experiments import Decision, decide, tally
 from rounds.settings import RoundsSettings
 from rounds.store import Round
-from serving import registry
+from serving import experiments, registry
+from serving.errors import ExperimentConflict
+from serving.experiment_plan import candidate_start
 from storage.artifacts import digest, read_manifest
 from storage.postgres import Connection, storable_json
 
@@ -201,38 +203,37 @@ def registration(bench: Workbench, round_: Round) -> Outcome | None:
     live = set(registry.replicas_for(bench.connection, checkpoint_id))
     if not live or live - {proof.replica_id for proof in proofs}:
         return None
-    experiment = registry.running_experiment(bench.connection, bench.alias)
-    if experiment is None or experiment.candidate_id != checkpoint_id:
-        experiment = registry.start_experiment(
-            bench.connection,
-            alias=bench.alias,
-            control_id=round_.context["parent_id"],
-            candidate_id=checkpoint_id,
-            candidate_weight=bench.rounds.experiment.candidate_weight,
-        )
+    settings = bench.rounds.experiment
+    start = candidate_start(
+        bench.alias, round_.context["parent_id"], checkpoint_id, settings.candidate_weight, alpha=settings.alpha
+    )
+    try:
+        with bench.connection.transaction():
+            started = experiments.start_experiment(bench.connection, start)
+    except ExperimentConflict:  # somebody else's experiment has the traffic: wait until it ends
+        return None
     return Outcome(
         "experiment",
-        f"{checkpoint_id} is proven on {len(live)} replica(s) and gets "
-        f"{bench.rounds.experiment.candidate_weight:.0%} of the traffic",
+        f"{checkpoint_id} is proven on {len(live)} replica(s) and gets {settings.candidate_weight:.0%} of the traffic",
         report,
-        {"experiment_id": experiment.experiment_id},
+        {"experiment_id": started.experiment_id},
     )
 
 
 def experiment(bench: Workbench, round_: Round) -> Outcome | None:
     """Let the votes decide; promotion moves the alias while requests run."""
     experiment_id, checkpoint_id = round_.context["experiment_id"], round_.context["checkpoint_id"]
-    row = registry.get_experiment(bench.connection, experiment_id)
+    row = experiments.get_experiment(bench.connection, experiment_id)
     if row.state != "running":  # decided before a kill, or stopped by hand
         state = "promoted" if row.state == "promoted" else "rejected"
         return Outcome(state, f"experiment {experiment_id} ended as {row.state}", row.report or {})
     refusal = _refusal(checkpoint_id, [p for p in registry.proofs(bench.connection, checkpoint_id) if p.live])
     if refusal:
-        registry.stop_experiment(bench.connection, experiment_id, "rejected", {"reason": refusal})
+        experiments.stop_experiment(bench.connection, experiment_id, "rejected", {"reason": refusal})
         registry.retire_checkpoint(bench.connection, checkpoint_id)
         return Outcome("rejected", refusal)
     settings = bench.rounds.experiment
-    votes = tally(bench.connection, experiment_id, checkpoint_id, settings.maximum_votes_per_rater)
+    votes = tally(bench.connection, experiment_id, "candidate", settings.maximum_votes_per_rater)
     decision = decide(votes, settings)
     if decision.state == "running" and _is_overdue(bench.connection, experiment_id, settings.maximum_days):
         reason = f"not decided within {settings.maximum_days:g} days ({decision.reason})"
@@ -241,7 +242,7 @@ def experiment(bench: Workbench, round_: Round) -> Outcome | None:
         return None
     if decision.state == "promoted":
         registry.move_alias(bench.connection, bench.alias, checkpoint_id, decision.reason)
-    registry.stop_experiment(bench.connection, experiment_id, decision.state, decision.numbers)
+    experiments.stop_experiment(bench.connection, experiment_id, decision.state, decision.numbers)
     if decision.state == "rejected":
         registry.retire_checkpoint(bench.connection, checkpoint_id)
     return Outcome(decision.state, decision.reason, decision.numbers)

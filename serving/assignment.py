@@ -1,24 +1,113 @@
-"""Which arm of an experiment a unit sees: a pure function, so nothing needs to be stored.
+"""Which arm of an experiment a unit sees: a pure function, so nothing needs to be stored for each unit.
 
-Guarantees: the same (salt, unit) always draws the same point in [0, 1); the candidate takes the points
-below its weight. Hence a unit keeps its arm while the weight stays, and raising or lowering the weight
-moves only the units between the two weights. Another salt draws independent points.
+The same (salt, unit) always falls on the same point of a line of SPACE points; an `Allocation` says who owns which
+stretch of that line. Guarantees: a unit keeps its owner while the allocation stays; `allocate` moves exactly as much
+of the line as the new shares demand, so an owner that grows takes only from those that shrink, and a new owner only
+its own share. Another salt draws independent points.
 """
 
 import hashlib
-from typing import Literal
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 
-Arm = Literal["control", "candidate"]
+SPACE = 1 << 53
+Stretch = tuple[int, str | None]
+"""(end, owner): from the end of the one before it (0 for the first) up to `end`, which is not part of it."""
+Allocation = tuple[Stretch, ...]
+"""Ascending; the last end is SPACE. What None owns is nobody's."""
+NOBODY: Allocation = ((SPACE, None),)
+_TOLERANCE = 1e-9
 
 
-def point_of(salt: str, unit: str) -> float:
-    """The unit's place in [0, 1): the first 53 bits of sha256 over (length of salt, salt, unit)."""
-    digest = hashlib.sha256(f"{len(salt)}:{salt}{unit}".encode()).digest()
-    return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)
+def point_of(salt: str, unit: str) -> int:
+    """The unit's place, 0 to SPACE - 1: the first 53 bits of sha256 over (length of salt, salt, unit)."""
+    digest = hashlib.sha256(f"{len(salt)}:{salt}{unit}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") >> 11
 
 
-def assign(salt: str, unit: str, candidate_weight: float) -> tuple[Arm, float]:
-    """(arm, propensity): the arm of `unit`, and the probability (0 to 1) with which a unit gets that arm."""
-    if point_of(salt, unit) < candidate_weight:
-        return "candidate", candidate_weight
-    return "control", 1 - candidate_weight
+def owner_at(allocation: Allocation, point: int) -> str | None:
+    """Who owns the point."""
+    return allocation[bisect_right(allocation, point, key=_end)][1]
+
+
+def assign(allocation: Allocation, salt: str, unit: str) -> str | None:
+    """The owner (arm, or experiment) of the unit."""
+    return owner_at(allocation, point_of(salt, unit))
+
+
+def allocate(shares: Mapping[str, float], before: Allocation = NOBODY) -> Allocation:
+    """The line divided by `shares` (owner → 0 to 1, together at most 1), as near to `before` as can be.
+
+    Owners of `before` without a share lose what they had; what is left over is nobody's. Raises ValueError for shares
+    that are negative or more than the whole.
+    """
+    wanted = _points(shares)
+    kept: list[tuple[int, int, str | None]] = []  # (from, to, owner or None when it is free)
+    left = dict(wanted)
+    begin = 0
+    for end, owner in before:
+        keeps = min(end - begin, left.get(owner, 0)) if owner is not None else 0
+        if owner is not None and keeps:
+            left[owner] -= keeps
+            kept.append((begin, begin + keeps, owner))
+        if begin + keeps < end:
+            kept.append((begin + keeps, end, None))
+        begin = end
+    growing = [(owner, points) for owner, points in left.items() if points]
+    line: list[Stretch] = []
+    for begin, end, owner in kept:
+        while owner is None and growing and begin < end:
+            name, points = growing.pop(0)
+            taken = min(points, end - begin)
+            if taken < points:
+                growing.insert(0, (name, points - taken))
+            begin += taken
+            _append(line, begin, name)
+        if begin < end:
+            _append(line, end, owner)
+    return tuple(line)
+
+
+def check_allocation(value: Sequence[Sequence[object]]) -> Allocation:
+    """`value`, as JSON gives it, as an allocation. Raises ValueError when it is none."""
+    line: list[Stretch] = []
+    begin = 0
+    for end, owner in value:
+        if not isinstance(end, int) or end <= begin or not isinstance(owner, str | None):
+            raise ValueError("an allocation is a list of (end, owner) with rising ends")
+        line.append((end, owner))
+        begin = end
+    if begin != SPACE:
+        raise ValueError(f"an allocation ends at {SPACE}")
+    return tuple(line)
+
+
+def share_of(allocation: Allocation, owner: str | None) -> float:
+    """What part of the line is the owner's, 0 to 1."""
+    total, begin = 0, 0
+    for end, name in allocation:
+        if name == owner:
+            total += end - begin
+        begin = end
+    return total / SPACE
+
+
+def _points(shares: Mapping[str, float]) -> dict[str, int]:
+    if any(not share >= 0 for share in shares.values()) or sum(shares.values()) > 1 + _TOLERANCE:
+        raise ValueError(f"shares are at least 0 and together at most 1: {dict(shares)}")
+    points = {owner: round(share * SPACE) for owner, share in shares.items()}
+    missing = SPACE - sum(points.values())
+    if missing < 0 or abs(sum(shares.values()) - 1) <= _TOLERANCE:  # rounding: the largest makes up for it
+        points[max(points, key=points.__getitem__)] += missing
+    return points
+
+
+def _append(line: list[Stretch], end: int, owner: str | None) -> None:
+    if line and line[-1][1] == owner:
+        line[-1] = (end, owner)
+    else:
+        line.append((end, owner))
+
+
+def _end(stretch: Stretch) -> int:
+    return stretch[0]

@@ -81,12 +81,12 @@ async def compare(
 
 
 def _routes(gateway: "Gateway", request: ComparisonRequest, caller: Caller, comparison_id: str) -> tuple[Route, Route]:
-    unit = caller.user or caller.session_id or comparison_id
+    units = caller.units(comparison_id)
     table = gateway.router.table
     if request.checkpoints is None:
-        return table.pair(request.model, unit)
+        return table.pair(request.model, units)
     first, second = request.checkpoints
-    return table.route(first, unit), table.route(second, unit)
+    return table.route(first, units), table.route(second, units)
 
 
 async def _answer(gateway: "Gateway", exchange: Exchange, overrides: dict[str, Any]) -> bytes:

@@ -26,6 +26,7 @@ from serving.engine import EngineReplica
 from serving.errors import UpstreamError
 from serving.evaluations import tell_through
 from serving.exchange import EngineCall
+from serving.experiment_store import ExperimentStore
 from serving.gateway import Gateway, build_app
 from serving.recorder import Recorder
 from serving.registry import Checkpoint
@@ -123,9 +124,12 @@ class GatewayReplica:
         await asyncio.to_thread(self._router.start)
         self._recorder = Recorder(self._outbox, GatewayMetrics(f"gateway-{uuid7().hex[-12:]}"))
         self._votes = VoteStore(dsn)
+        self._experiments = ExperimentStore(dsn, settings.replica_timeout_s)
         self._evaluations = EvaluationLog(settings.otlp_logs_endpoint) if settings.otlp_logs_endpoint else None
         tell_vote = tell_through(self._evaluations) if self._evaluations else None
-        self._gateway = Gateway(settings, RayEngines(), self._router, self._recorder, self._votes, tell_vote)
+        self._gateway = Gateway(
+            settings, RayEngines(), self._router, self._recorder, self._votes, self._experiments, tell_vote
+        )
 
     def __serve_build_asgi_app__(self) -> Any:
         """Ray Serve asks for the application after the constructor."""
@@ -136,9 +140,12 @@ class GatewayReplica:
         self._router.check()
 
     async def __del__(self) -> None:
+        self._gateway.shadows.close()
+        await self._gateway.shadows.settle()
         await asyncio.to_thread(self._router.close)
         await asyncio.to_thread(self._outbox.close)
         self._votes.close()
+        self._experiments.close()
         if self._evaluations is not None:
             await asyncio.to_thread(self._evaluations.close)
         log.info(

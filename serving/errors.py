@@ -18,7 +18,9 @@ ServingError
 ├── CheckpointUnreadable      the directory holds no checkpoint that can be served (no retry)
 ├── CheckpointConflict        the id is taken by other content (no retry)
 ├── CheckpointNotProven       a live engine replica has not proven it (a retry can help)
-├── ExperimentConflict        one is running on the alias already, or it is not running (no retry)
+├── ExperimentUnknown         no such experiment (no retry)
+├── ExperimentInvalid         its weights or its share can't be (no retry)
+├── ExperimentConflict        others have the room, or its state forbids it (no retry)
 ├── BaseNotPrepared           the base model's manifest lacks canaries (no retry)
 ├── CanariesUnreadable        a manifest's canaries are absent or malformed (no retry)
 └── EngineRefused             the engine failed its own canary proof, or refused an adapter (no retry)
@@ -152,8 +154,16 @@ class CheckpointNotProven(ServingError):
     """Not every live engine replica has proven the checkpoint."""
 
 
+class ExperimentUnknown(ServingError):
+    """No experiment has this id."""
+
+
+class ExperimentInvalid(ServingError):
+    """Weights or share that no experiment can have."""
+
+
 class ExperimentConflict(ServingError):
-    """An experiment runs on this alias already, or the one named does not run."""
+    """Other experiments have the room, or the state of this one forbids it."""
 
 
 class BaseNotPrepared(ServingError):

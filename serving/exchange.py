@@ -10,15 +10,16 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
-from feedback.events import Interaction, event_id_of, prompt_hash
+from feedback.events import Interaction, event_id_of, new_response_id, prompt_hash
 from serving.asgi import Head
 from serving.capture import Captured, Status, StreamCapture, capture_body, error_message
 from serving.dialects import CHAT, RESPONSE, Dialect, GenerateRequest
 from serving.errors import ApiError, InvalidRequest, Overloaded, RequestTimeout, UpstreamError
 from serving.keys import ApiKey
-from serving.routing import Route
+from serving.routing import Route, Units
 
 
 class EngineCall(Protocol):
@@ -48,6 +49,10 @@ class Caller:
     session_id: str | None
     traceparent: str
 
+    def units(self, response_id: str) -> Units:
+        """What an experiment could assign this request by."""
+        return Units(self.user, self.session_id, response_id)
+
 
 class Exchange:
     """One answer in the making. Call `open`, then `next_piece` until None, or `read_whole`; then `interaction`."""
@@ -65,6 +70,7 @@ class Exchange:
         endpoint: str | None = None,
         comparison_id: str | None = None,
         position: Literal[0, 1] | None = None,
+        shadow_of: str | None = None,
     ) -> None:
         self.response_id = response_id
         self.route = route
@@ -74,6 +80,8 @@ class Exchange:
         self._endpoint = endpoint or dialect.path
         self._comparison_id = comparison_id
         self._position = position
+        self._shadow_of = shadow_of
+        self._exposed_at: datetime | None = None
         self._started = started
         self._deadline = asyncio.get_running_loop().time() + timeout_s
         self._engine_s = 0.0
@@ -91,6 +99,11 @@ class Exchange:
     def dialect(self) -> Dialect:
         """The API in which the client asked."""
         return self._dialect
+
+    @property
+    def status(self) -> Status:
+        """How it ended, or would have if it ended now."""
+        return self._result().status(self._ended_by)
 
     @property
     def overhead_s(self) -> float:
@@ -124,10 +137,12 @@ class Exchange:
 
     async def next_piece(self) -> bytes | None:
         """The client's next bytes (perhaps none yet), or None at the end. Raises UpstreamError, RequestTimeout."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            return held
-        return await self._next_piece()
+        piece, self._held = self._held, None
+        if piece is None:
+            piece = await self._next_piece()
+        if piece:
+            self._show()
+        return piece
 
     async def _next_piece(self) -> bytes | None:
         piece = await self._receive()
@@ -146,7 +161,29 @@ class Exchange:
         if self._captured.error is not None:
             raise self._failed(UpstreamError(f"The engine failed: {self._captured.error}"))
         self._ended_by = None
+        self._show()
         return body
+
+    def _show(self) -> None:
+        """The client is sent the first of the answer now."""
+        if self._exposed_at is None and self._shadow_of is None:
+            self._exposed_at = datetime.now(UTC)
+
+    def shadow(self, route: Route, timeout_s: float) -> "Exchange":
+        """The same prompt for another checkpoint, to be answered whole and never shown."""
+        sent = self._request.model_dump(exclude_unset=True)
+        quiet = {name: value for name, value in sent.items() if name not in ("stream", "stream_options")}
+        return Exchange(
+            response_id=new_response_id(self._dialect.id_prefix),
+            route=route,
+            request=type(self._request).model_validate(quiet),
+            caller=self.caller,
+            started=time.perf_counter(),
+            timeout_s=timeout_s,
+            dialect=self._dialect,
+            endpoint=self._endpoint,
+            shadow_of=self.response_id,
+        )
 
     def give_up(self, reason: str) -> None:
         """The client is still there, but gets nothing of this answer any more: another one that it needs failed."""
@@ -181,8 +218,12 @@ class Exchange:
             alias=self.route.alias,
             pinned=self.route.pinned,
             experiment_id=self.route.experiment_id,
+            arm=self.route.arm,
+            fallback=self.route.fallback,
             unit=self.route.unit,
             propensity=self.route.propensity,
+            exposed_at=self._exposed_at,
+            shadow_of=self._shadow_of,
             comparison_id=self._comparison_id,
             position=self._position,
             user=self.caller.user,

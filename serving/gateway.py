@@ -26,6 +26,7 @@ from serving.comparisons import compare
 from serving.dialects import CHAT, DIALECTS, ComparisonRequest, Dialect, UtilityRequest
 from serving.errors import ApiError, MethodNotAllowed, NotFound, Overloaded
 from serving.exchange import Caller, EngineClient, Exchange, ask_engine
+from serving.experiment_endpoints import ExperimentEndpoints, Experiments
 from serving.feedback_endpoints import FeedbackEndpoints
 from serving.feedback_tokens import HEADER as TOKEN_HEADER
 from serving.feedback_tokens import make_token
@@ -35,6 +36,7 @@ from serving.recorder import Recorder
 from serving.requests import USER_LENGTH, parse_model, read_body
 from serving.routing import Router
 from serving.settings import ServingSettings
+from serving.shadows import Shadows
 from serving.vote_limits import VoteLimits
 from serving.votes import VoteDesk
 from telemetry.metrics import CONTENT_TYPE
@@ -80,6 +82,7 @@ class Gateway:
     router: Router
     recorder: Recorder
     votes: StoredVotes
+    experiments: Experiments
     tell_vote: Callable[[AnyVote], None] | None = None
     under_way: int = 0
     _unknown_keys: dict[str, None] = field(default_factory=dict)  # digests, the oldest first
@@ -90,6 +93,9 @@ class Gateway:
         self.limits = Limits(replicas)
         vote_limits = VoteLimits(
             self.settings.key_votes_per_minute, self.settings.rater_votes_per_minute, replicas=replicas
+        )
+        self.shadows = Shadows(
+            self.engine, self.recorder, self.settings.shadows_at_once, self.settings.request_timeout_s
         )
         self.desk = VoteDesk(self.recorder.outbox, vote_limits, self.tell_vote)
 
@@ -152,6 +158,7 @@ class Gateway:
                 admission.end(exchange.tokens_used if exchange else 0)
         headers = self._headers(exchange, admission)
         await self.recorder.record([exchange.interaction()])
+        self.shadows.consider(exchange, self.router.table)
         return Response(whole, media_type="application/json", headers=headers)
 
     def _headers(self, exchange: Exchange, admission: Admission) -> dict[str, str]:
@@ -166,7 +173,7 @@ class Gateway:
         caller = self.caller(request, key, body.asked_by)
         return Exchange(
             response_id=response_id,
-            route=self.router.table.route(body.model, caller.user or caller.session_id or response_id),
+            route=self.router.table.route(body.model, caller.units(response_id)),
             request=body,
             caller=caller,
             started=started,
@@ -182,6 +189,7 @@ class Gateway:
             exchange.cancel()
             admission.end(exchange.tokens_used)
             self.recorder.record_later([exchange.interaction()])
+            self.shadows.consider(exchange, self.router.table)
 
         return end
 
@@ -193,7 +201,7 @@ class Gateway:
             body = parse_model(await self.body(request), UtilityRequest)
             caller = self.caller(request, key, None)
             model = body.model or self.settings.alias
-            route = self.router.table.route(model, caller.user or caller.session_id or response_id)
+            route = self.router.table.route(model, caller.units(response_id))
             content = {**body.model_dump(exclude_unset=True), "model": route.checkpoint_id}
             work = ask_engine(self.engine, route.base_id, path, content, self.settings.request_timeout_s)
             whole = await until_disconnect(request, work)
@@ -288,6 +296,8 @@ def build_app(gateway: Gateway) -> FastAPI:
     for path in UTILITIES:
         add(path, partial(gateway.utility, path=path))
     add("/v1/comparisons", gateway.comparison)
+    for path, method, handler in ExperimentEndpoints(gateway, gateway.experiments).routes():
+        add(path, handler, method)
     feedback = FeedbackEndpoints(gateway)
     add("/v1/feedback", feedback.vote)
     add("/v1/feedback/batch", feedback.batch)

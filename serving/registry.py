@@ -1,8 +1,8 @@
-"""The registry of checkpoints, aliases, proofs and experiments, in PostgreSQL.
+"""The registry of checkpoints, aliases and proofs, in PostgreSQL (experiments: serving/experiments.py).
 
 Guarantees: a checkpoint id means one content for ever (registering it again with another digest is
 refused); an alias moves only to a checkpoint that every live engine replica has proven, and each move is
-kept with its reason and told on the topic of checkpoints; at most one experiment runs on an alias (unique index).
+kept with its reason and told on the topic of checkpoints.
 Each function runs in the caller's transaction and does not commit. Gateways and engines poll, so a
 change reaches them within poll_interval_s.
 """
@@ -12,11 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import psycopg
 from psycopg.types.json import Jsonb
 from pydantic import BaseModel, ConfigDict
 
-from feedback.events import CheckpointEvent, uuid7
+from feedback.events import CheckpointEvent
 from feedback.outgoing import announce
 from serving.errors import (
     BaseNotPrepared,
@@ -62,21 +61,6 @@ class ReplicaProof(Row):
     proof: dict[str, Any]
     proven_at: datetime
     live: bool
-
-
-class Experiment(Row):
-    """An A/B test on an alias: units below `candidate_weight` (0 to 1) see the candidate."""
-
-    experiment_id: str
-    alias: str
-    salt: str
-    control_id: str
-    candidate_id: str
-    candidate_weight: float
-    state: Literal["running", "promoted", "rejected", "stopped"] = "running"
-    report: dict[str, Any] | None = None
-    started_at: datetime | None = None
-    stopped_at: datetime | None = None
 
 
 def register_checkpoint(connection: Connection, checkpoint: Checkpoint) -> None:
@@ -148,7 +132,7 @@ def retire_checkpoint(connection: Connection, checkpoint_id: str) -> None:
     ]
     used = connection.execute(
         "select alias from aliases where checkpoint_id = any(%(ids)s) union select alias from experiments "
-        "where state = 'running' and (control_id = any(%(ids)s) or candidate_id = any(%(ids)s))",
+        "join experiment_arms using (experiment_id) where state = 'running' and checkpoint_id = any(%(ids)s)",
         {"ids": ids},
     ).fetchall()
     if used:
@@ -222,9 +206,11 @@ def move_alias(connection: Connection, alias: str, checkpoint_id: str, reason: s
 
 def promote(connection: Connection, alias: str, checkpoint_id: str, reason: str, *, timeout_s: float = 15.0) -> None:
     """Move the alias by hand. Raises ExperimentConflict while an experiment runs on it, and what move_alias raises."""
-    experiment = running_experiment(connection, alias)
-    if experiment is not None:
-        raise ExperimentConflict(f"experiment {experiment.experiment_id} runs on {alias}; it decides where that points")
+    running = connection.execute(
+        "select experiment_id from experiments where alias = %s and state = 'running'", (alias,)
+    ).fetchone()
+    if running is not None:
+        raise ExperimentConflict(f"experiment {running['experiment_id']} runs on {alias}; stop it first")
     move_alias(connection, alias, checkpoint_id, reason, timeout_s=timeout_s)
 
 
@@ -337,61 +323,3 @@ def ensure_base(connection: Connection, settings: ServingSettings) -> str:
 def active_models(connection: Connection) -> list[Checkpoint]:
     """The models that engines should run, oldest first."""
     return [checkpoint for checkpoint in list_checkpoints(connection, "active") if checkpoint.kind == "model"]
-
-
-def start_experiment(
-    connection: Connection, *, alias: str, control_id: str, candidate_id: str, candidate_weight: float
-) -> Experiment:
-    """Begin an A/B test on the alias. Raises ExperimentConflict when one runs, CheckpointUnknown for a wrong id."""
-    if control_id == candidate_id or not 0 <= candidate_weight <= 1:
-        raise ExperimentConflict("an experiment needs two checkpoints and a weight between 0 and 1")
-    for checkpoint_id in (control_id, candidate_id):
-        get_checkpoint(connection, checkpoint_id)
-    experiment_id, salt = f"exp-{uuid7().hex}", uuid7().hex
-    try:
-        with connection.transaction():
-            connection.execute(
-                "insert into experiments (experiment_id, alias, salt, control_id, candidate_id, candidate_weight) "
-                "values (%s, %s, %s, %s, %s, %s)",
-                (experiment_id, alias, salt, control_id, candidate_id, candidate_weight),
-            )
-    except psycopg.errors.UniqueViolation as error:
-        raise ExperimentConflict(f"an experiment runs on {alias} already; stop it first") from error
-    started = running_experiment(connection, alias)
-    assert started is not None
-    return started
-
-
-def stop_experiment(
-    connection: Connection,
-    experiment_id: str,
-    state: Literal["promoted", "rejected", "stopped"],
-    report: dict[str, Any],
-) -> None:
-    """End a running experiment; harmless when it ended in the same state. Raises ExperimentConflict otherwise."""
-    row = connection.execute(
-        "update experiments set state = %s, report = %s, stopped_at = now() "
-        "where experiment_id = %s and state = 'running' returning experiment_id",
-        (state, Jsonb(report), experiment_id),
-    ).fetchone()
-    if row is None:
-        ended = connection.execute(
-            "select state from experiments where experiment_id = %s", (experiment_id,)
-        ).fetchone()
-        if ended is None or ended["state"] != state:
-            found = "does not exist" if ended is None else f"is {ended['state']}"
-            raise ExperimentConflict(f"experiment {experiment_id} {found}")
-
-
-def get_experiment(connection: Connection, experiment_id: str) -> Experiment:
-    """One experiment. Raises ExperimentConflict when there is none."""
-    row = connection.execute("select * from experiments where experiment_id = %s", (experiment_id,)).fetchone()
-    if row is None:
-        raise ExperimentConflict(f"experiment {experiment_id} does not exist")
-    return Experiment(**row)
-
-
-def running_experiment(connection: Connection, alias: str) -> Experiment | None:
-    """The experiment that runs on the alias, if any."""
-    row = connection.execute("select * from experiments where alias = %s and state = 'running'", (alias,)).fetchone()
-    return None if row is None else Experiment(**row)

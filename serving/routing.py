@@ -6,17 +6,20 @@ replica has proven it. If the database is away, the last table stays in force.
 """
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
-from serving.assignment import assign
+from serving.assignment import SPACE, assign, point_of
 from serving.database import HeldConnection
 from serving.errors import NotFound, Overloaded
+from serving.experiment_plan import Arm, Experiment, Namespace, Unit
+from serving.experiments import list_experiments, list_namespaces
 from serving.keys import ApiKey, load_keys
-from serving.registry import Experiment
 from serving.settings import ServingSettings
 from storage.errors import DatabaseUnreachable
 from storage.postgres import Connection
@@ -24,11 +27,28 @@ from storage.postgres import Connection
 log = logging.getLogger(__name__)
 
 
+class Units(NamedTuple):
+    """What a request could be assigned by."""
+
+    user: str | None
+    session_id: str | None
+    response_id: str
+
+    def of(self, kind: Unit) -> str:
+        """The unit of that kind; where there is none, the next smaller one."""
+        if kind == "user" and self.user:
+            return self.user
+        if kind != "response" and self.session_id:
+            return self.session_id
+        return self.response_id
+
+
 @dataclass(frozen=True)
 class Route:
-    """Where one request goes, and why. propensity: probability of this checkpoint for the unit, or null.
+    """Where one request goes, and why.
 
-    base_id: the model whose engines serve the checkpoint.
+    base_id: the model whose engines serve the checkpoint. propensity: the probability of this arm for the unit; null
+    when nothing was drawn. fallback: the arm's own checkpoint could not be served, so the alias's answers in its place.
     """
 
     checkpoint_id: str
@@ -36,6 +56,8 @@ class Route:
     alias: str | None = None
     pinned: bool = False
     experiment_id: str | None = None
+    arm: str | None = None
+    fallback: bool = False
     unit: str | None = None
     propensity: float | None = None
 
@@ -46,7 +68,8 @@ class RoutingTable:
 
     keys: dict[str, ApiKey] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
-    experiments: dict[str, Experiment] = field(default_factory=dict)
+    experiments: dict[str, Experiment] = field(default_factory=dict)  # the running ones, by id
+    namespaces: dict[str, Namespace] = field(default_factory=dict)
     active: dict[str, int] = field(default_factory=dict)  # checkpoint id → Unix time of its registration
     servable: dict[str, str] = field(default_factory=dict)  # checkpoint id → id of the model under it
 
@@ -55,46 +78,70 @@ class RoutingTable:
         """The digest of each live key, by its id."""
         return {key.key_id: digest for digest, key in self.keys.items()}
 
-    def route(self, model: str, unit: str) -> Route:
-        """Where `unit`'s request for `model` goes. Raises NotFound (unknown name), Overloaded (not ready)."""
+    @cached_property
+    def _namespace_of(self) -> dict[str, Namespace]:
+        """The namespace of each alias on which an experiment runs."""
+        return {one.alias: self.namespaces[one.namespace] for one in self.experiments.values()}
+
+    def route(self, model: str, units: Units) -> Route:
+        """Where a request for `model` goes. Raises NotFound (unknown name), Overloaded (not ready)."""
         if model in self.aliases:
-            experiment = self._experiment(model)
+            experiment, unit = self.experiment_of(model, units)
             if experiment is None:
                 return Route(*self._ready(self.aliases[model]), alias=model, unit=unit)
-            arm, propensity = assign(experiment.salt, unit, experiment.candidate_weight)
-            checkpoint_id = experiment.candidate_id if arm == "candidate" else experiment.control_id
-            return Route(
-                *self._ready(checkpoint_id),
-                alias=model,
-                experiment_id=experiment.experiment_id,
-                unit=unit,
-                propensity=propensity,
-            )
+            tested = experiment.plan.testers.get(unit)
+            arm = experiment.arm(tested or _assigned(experiment, unit))
+            return self._arm_route(experiment, arm, unit, None if tested else arm.weight)
         if model in self.active:
-            return Route(*self._ready(model), pinned=True, unit=unit)
+            return Route(*self._ready(model), pinned=True, unit=units.of("user"))
         raise NotFound(f"The model `{model}` does not exist.", param="model", code="model_not_found")
 
-    def pair(self, model: str, unit: str) -> tuple[Route, Route]:
-        """The two routes of a comparison on `model`: both arms of the running experiment, else one checkpoint twice.
+    def pair(self, model: str, units: Units) -> tuple[Route, Route]:
+        """The two routes of a comparison on `model`: two arms of the unit's experiment, else one checkpoint twice.
 
-        The arms are forced, so their propensity is null.
+        Of more than two arms each pair is as likely as another. The arms are forced, so their propensity is null. An
+        arm that can't be served is not compared with itself: then it is one checkpoint twice, too.
         """
-        experiment = self._experiment(model)
-        if experiment is None:
-            route = self.route(model, unit)
-            return route, route
-        first, second = (
-            Route(*self._ready(checkpoint_id), alias=model, experiment_id=experiment.experiment_id, unit=unit)
-            for checkpoint_id in (experiment.control_id, experiment.candidate_id)
-        )
-        return first, second
+        if model in self.aliases:
+            experiment, unit = self.experiment_of(model, units)
+            if experiment is not None:
+                pairs = list(itertools.combinations(experiment.arms, 2))
+                drawn = pairs[point_of(f"pair:{experiment.salt}", units.response_id) * len(pairs) // SPACE]
+                if all(arm.checkpoint_id in self.servable for arm in drawn):
+                    first, second = (self._arm_route(experiment, arm, unit, None) for arm in drawn)
+                    return first, second
+            route = Route(*self._ready(self.aliases[model]), alias=model, unit=unit)
+        else:
+            route = self.route(model, units)
+        return route, route
 
-    def _experiment(self, alias: str) -> Experiment | None:
-        """The running experiment, if both its arms can be served; else the alias's own checkpoint answers."""
-        experiment = self.experiments.get(alias)
-        if experiment is None or not {experiment.control_id, experiment.candidate_id} <= self.servable.keys():
-            return None
-        return experiment
+    def experiment_of(self, alias: str, units: Units) -> tuple[Experiment | None, str]:
+        """The experiment on the alias that the request is in, if any, and its unit."""
+        namespace = self._namespace_of.get(alias)
+        if namespace is None:
+            return None, units.of("user")
+        unit = units.of(namespace.unit)
+        owner = assign(namespace.allocation, f"namespace:{namespace.namespace}", unit)
+        experiment = self.experiments.get(owner or "")
+        return (experiment if experiment is not None and experiment.alias == alias else None), unit
+
+    def shadowing(self, alias: str) -> list[Experiment]:
+        """The experiments whose candidates answer a share of the alias's prompts unseen."""
+        return [one for one in self.experiments.values() if one.alias == alias and one.plan.shadow_share]
+
+    def _arm_route(self, experiment: Experiment, arm: Arm, unit: str, propensity: float | None) -> Route:
+        """To the arm's checkpoint, or to the alias's when that can't be served: the unit stays in its arm."""
+        fallback = arm.checkpoint_id not in self.servable
+        checkpoint_id = self.aliases[experiment.alias] if fallback else arm.checkpoint_id
+        return Route(
+            *self._ready(checkpoint_id),
+            alias=experiment.alias,
+            experiment_id=experiment.experiment_id,
+            arm=arm.name,
+            fallback=fallback,
+            unit=unit,
+            propensity=propensity,
+        )
 
     def _ready(self, checkpoint_id: str) -> tuple[str, str]:
         """The checkpoint and the model under it."""
@@ -122,15 +169,22 @@ def read_table(connection: Connection, replica_timeout_s: float) -> RoutingTable
         "group by wanted.checkpoint_id, wanted.base_id having count(*) = count(proof.replica_id)",
         (replica_timeout_s,),
     ).fetchall()
-    experiments = connection.execute("select * from experiments where state = 'running'").fetchall()
+    experiments = list_experiments(connection, state="running")
     aliases = connection.execute("select alias, checkpoint_id from aliases").fetchall()
     return RoutingTable(
         keys=load_keys(connection),
         aliases={row["alias"]: row["checkpoint_id"] for row in aliases},
-        experiments={row["alias"]: Experiment(**row) for row in experiments},
+        experiments={experiment.experiment_id: experiment for experiment in experiments},
+        namespaces={row.namespace: row for row in list_namespaces(connection)},
         active={row["checkpoint_id"]: int(row["created"]) for row in active},
         servable={row["checkpoint_id"]: row["base_id"] for row in servable},
     )
+
+
+def _assigned(experiment: Experiment, unit: str) -> str:
+    owner = assign(experiment.allocation, experiment.salt, unit)
+    assert owner is not None, "the arms own the whole line"
+    return owner
 
 
 class Router:

@@ -46,7 +46,8 @@ class ServingSettings(BaseModel):
     request_timeout_s: longest answer. body_timeout_s: a request's body must have arrived by then.
     max_body_bytes: largest request; what it asks and what is answered
     must fit in one record of the log. max_concurrency: requests under way in one gateway; more are
-    answered with 503. poll_interval_s: how old a key, alias or experiment may be in a gateway or engine.
+    answered with 503. shadows_at_once: answers that nobody is shown, under way in one gateway; more are dropped.
+    poll_interval_s: how old a key, alias or experiment may be in a gateway or engine.
     unload_after_s: how long a retired checkpoint is still served to gateways that have not read of it.
     replica_timeout_s: an engine replica without a heartbeat for so long counts as gone.
     feedback_token_s: how long the token in an answer's headers lets a browser vote on it; 0: no tokens.
@@ -90,6 +91,7 @@ class ServingSettings(BaseModel):
     body_timeout_s: float = Field(default=10, gt=0)
     max_body_bytes: int = Field(default=1 << 19, ge=1)
     max_concurrency: int = Field(default=256, ge=1)
+    shadows_at_once: int = Field(default=4, ge=0)
     poll_interval_s: float = Field(default=0.5, gt=0)
     unload_after_s: float = Field(default=5, ge=0)
     replica_timeout_s: float = Field(default=15, gt=0)

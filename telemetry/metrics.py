@@ -22,6 +22,9 @@ class GatewayMetrics:
         self._tokens = self._counter("tokens", "Tokens of prompts and answers, where known.", "checkpoint", "kind")
         self._answers = self._counter("answers", "Answers by checkpoint and how they ended.", "checkpoint", "status")
         self._dropped = self._counter("interactions_dropped", "Answers that could not be recorded.")
+        self._shadows = self._counter(
+            "shadow_answers", "Answers that nobody is shown, and what became of them.", "outcome"
+        )
         self._under_way = Gauge(
             "flywheel_requests_under_way", "Requests being answered.", ["replica"], registry=self._registry
         )
@@ -65,6 +68,10 @@ class GatewayMetrics:
     def count_dropped(self, count: int) -> None:
         """Interactions that could not be recorded."""
         self._dropped.labels(self._replica).inc(count)
+
+    def count_shadow(self, outcome: str) -> None:
+        """A shadow was `answered`, `failed`, or `dropped` for want of room or at the end."""
+        self._shadows.labels(self._replica, outcome).inc()
 
     def exposition(self, under_way: int) -> bytes:
         """Prometheus' text of everything."""

@@ -1,1 +1,1 @@
-"""What votes prove: pure functions of arrays and counts, each with its source; no module here reads or writes anything."""
+"""What votes prove: pure functions of arrays and counts, each with its source; nothing here reads or writes."""

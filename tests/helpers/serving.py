@@ -12,11 +12,12 @@ from fastapi import FastAPI
 
 from feedback.events import AnyEvent, AnyVote, Interaction, target_of
 from serving.asgi import Head
-from serving.errors import UpstreamError
+from serving.assignment import allocate
+from serving.errors import NotFound, UpstreamError
+from serving.experiment_plan import Arm, Experiment, Namespace, Unit
 from serving.gateway import Gateway, build_app
 from serving.keys import ApiKey, digest_of
 from serving.recorder import Recorder
-from serving.registry import Experiment
 from serving.routing import RoutingTable
 from serving.settings import ServingSettings
 from telemetry.metrics import GatewayMetrics
@@ -41,15 +42,46 @@ def build_table(**overrides: Any) -> RoutingTable:
 
 def build_experiment(**overrides: Any) -> Experiment:
     """A running test of CANDIDATE against BASE, half and half."""
+    arms = overrides.get("arms") or (
+        Arm(name="control", checkpoint_id=BASE, weight=0.5),
+        Arm(name="candidate", checkpoint_id=CANDIDATE, weight=0.5),
+    )
     values: dict[str, Any] = {
         "experiment_id": "exp-1",
         "alias": "flash",
+        "namespace": "flash",
         "salt": "salt",
-        "control_id": BASE,
-        "candidate_id": CANDIDATE,
-        "candidate_weight": 0.5,
+        "arms": arms,
+        "allocation": allocate({arm.name: arm.weight for arm in arms}),
     }
     return Experiment(**{**values, **overrides})
+
+
+def build_experiments(*experiments: Experiment, unit: Unit = "user") -> dict[str, Any]:
+    """What a routing table holds of running experiments: they divide the namespaces by their shares."""
+    names = sorted({experiment.namespace for experiment in experiments})
+    return {
+        "experiments": {experiment.experiment_id: experiment for experiment in experiments},
+        "namespaces": {
+            name: Namespace(
+                namespace=name,
+                unit=unit,
+                allocation=allocate({one.experiment_id: one.share for one in experiments if one.namespace == name}),
+            )
+            for name in names
+        },
+    }
+
+
+@dataclass
+class MemoryExperiments:
+    """A registry of experiments that has none."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def refuse(*_: Any) -> Any:
+            raise NotFound("No experiment is called so.")
+
+        return refuse
 
 
 @dataclass
@@ -186,6 +218,7 @@ class Bench:
             self.router,
             Recorder(self.outbox, GatewayMetrics("gateway-1")),
             self.votes,
+            MemoryExperiments(),
             self.tell_vote,
         )
         self.app: FastAPI = build_app(self.gateway)

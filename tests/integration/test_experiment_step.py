@@ -12,13 +12,12 @@ from rounds.experiments import tally
 from rounds.settings import ExperimentSettings, RoundsSettings
 from rounds.steps import Workbench, experiment
 from rounds.store import Round
+from serving.experiment_plan import candidate_start
+from serving.experiments import list_experiments, start_experiment, stop_experiment
 from serving.registry import (
     Checkpoint,
     get_checkpoint,
     register_checkpoint,
-    running_experiment,
-    start_experiment,
-    stop_experiment,
 )
 from storage.postgres import Connection, connect
 from tests.helpers.events_built import build_comparison, build_preference
@@ -37,13 +36,13 @@ def connection(dsn: str) -> Iterator[Connection]:
                 opened,
                 Checkpoint(checkpoint_id=name, kind=kind, parent_id=parent, digest=name, path="/x", manifest={}),
             )
+        opened.execute("insert into aliases (alias, checkpoint_id) values ('flash', 'base')")
         yield opened
 
 
 @pytest.fixture
 def experiment_id(connection: Connection) -> str:
-    started = start_experiment(connection, alias="flash", control_id="base", candidate_id="new", candidate_weight=0.5)
-    return started.experiment_id
+    return start_experiment(connection, candidate_start("flash", "base", "new", 0.5)).experiment_id
 
 
 def bench(connection: Connection, dsn: str, settings: ExperimentSettings = SETTINGS) -> Workbench:
@@ -67,8 +66,8 @@ def round_of(experiment_id: str) -> Round:
 def vote(dsn: str, experiment_id: str, number: int, rater: str, winner: str) -> None:
     comparison_id, answers = build_comparison(f"question {number}", ("a", "b"))
     told: list[AnyEvent] = [
-        answer.model_copy(update={"experiment_id": experiment_id, "checkpoint_id": name})
-        for answer, name in zip(answers, ("base", "new"), strict=True)
+        answer.model_copy(update={"experiment_id": experiment_id, "arm": arm})
+        for answer, arm in zip(answers, ("control", "candidate"), strict=True)
     ]
     chosen = answers[("base", "new").index(winner)].response_id
     insert(dsn, [*told, build_preference(comparison_id, chosen, rater=rater)])
@@ -78,7 +77,7 @@ def one_rater_counts_a_few_times_only(connection: Connection, dsn: str, experime
     for number in range(12):
         vote(dsn, experiment_id, number, "eager", "new")
     vote(dsn, experiment_id, 12, "other", "base")
-    votes = tally(connection, experiment_id, "new", 5)
+    votes = tally(connection, experiment_id, "candidate", 5)
     assert (votes.wins, votes.losses, votes.repeated) == (5, 1, 7)
 
 
@@ -90,7 +89,7 @@ def a_candidate_that_loses_is_withdrawn(connection: Connection, dsn: str, experi
     assert outcome is not None
     assert outcome.to_state == "rejected"
     assert get_checkpoint(connection, "new").state == "retired"
-    assert running_experiment(connection, "flash") is None
+    assert list_experiments(connection, state="running") == []
 
 
 @pytest.mark.parametrize(

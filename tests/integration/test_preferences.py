@@ -384,7 +384,10 @@ def a_second_answer_at_the_same_place_of_a_comparison_is_refused(dsn: str) -> No
 async def a_reader_who_leaves_does_not_break_the_reading_of_others(dsn: str) -> None:
     insert(dsn, [build_thumb(answer := new_response_id(), api_key_id="key-1")])
     store = VoteStore(dsn)
-    slow = [asyncio.create_task(store._ask(lambda c: c.execute("select pg_sleep(0.3)").fetchall())) for _ in range(3)]
+    slow = [
+        asyncio.create_task(store._questions.ask(lambda c: c.execute("select pg_sleep(0.3)").fetchall()))
+        for _ in range(3)
+    ]
     await asyncio.sleep(0.1)
     for task in slow:
         task.cancel()

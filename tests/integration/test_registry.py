@@ -15,6 +15,8 @@ from serving.errors import (
     EngineRefused,
     ExperimentConflict,
 )
+from serving.experiment_plan import candidate_start
+from serving.experiments import start_experiment
 from serving.keys import check, create_key, load_keys, revoke_key
 from serving.registry import (
     Checkpoint,
@@ -30,9 +32,6 @@ from serving.registry import (
     resolve_alias,
     retire_checkpoint,
     rollback,
-    running_experiment,
-    start_experiment,
-    stop_experiment,
 )
 from serving.routing import RoutingTable, read_table
 from serving.settings import CanaryTolerance
@@ -281,25 +280,6 @@ def a_checkpoint_id_means_one_content_for_ever(dsn: str) -> None:
         assert [one.checkpoint_id for one in list_checkpoints(connection)] == ["base", "one"]
 
 
-def one_experiment_at_a_time_runs_on_an_alias(dsn: str) -> None:
-    register(dsn, build_checkpoint("one"))
-    with connect(dsn) as connection:
-        arms = {"alias": "flash", "control_id": "base", "candidate_id": "one"}
-        started = start_experiment(connection, **arms, candidate_weight=0.2)
-        with pytest.raises(ExperimentConflict):
-            start_experiment(connection, **arms, candidate_weight=0.2)
-        assert running_experiment(connection, "flash") == started
-        with pytest.raises(ExperimentConflict):
-            retire_checkpoint(connection, "one")
-        stop_experiment(connection, started.experiment_id, "rejected", {"reason": "worse"})
-        stop_experiment(connection, started.experiment_id, "rejected", {"reason": "worse"})
-        with pytest.raises(ExperimentConflict):
-            stop_experiment(connection, started.experiment_id, "promoted", {})
-        assert running_experiment(connection, "flash") is None
-        again = start_experiment(connection, **arms, candidate_weight=0.2)
-        assert again.salt != started.salt
-
-
 def a_secret_is_not_kept_and_a_revoked_key_is_unknown(dsn: str) -> None:
     with connect(dsn) as connection:
         key_id, secret = create_key(connection, "app", ["inference"])
@@ -365,7 +345,7 @@ async def a_rollback_goes_back_and_a_running_experiment_forbids_it(dsn: str) -> 
         assert "canaries" not in told["manifest"]
         assert rollback(connection, "flash", "worse") == "base"
         assert rollback(connection, "flash", "not worse") == "good"
-        start_experiment(connection, alias="flash", control_id="base", candidate_id="good", candidate_weight=0.5)
+        start_experiment(connection, candidate_start("flash", "base", "good", 0.5))
         with pytest.raises(ExperimentConflict, match="runs on flash"):
             promote(connection, "flash", "base", "by hand")
     await stop(task)

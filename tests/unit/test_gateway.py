@@ -20,6 +20,7 @@ from tests.helpers.serving import (
     ScriptedEngine,
     StillRouter,
     build_experiment,
+    build_experiments,
     build_table,
     check_error,
 )
@@ -189,7 +190,7 @@ async def an_answer_with_store_false_is_counted_and_its_content_is_not_kept() ->
 
 
 async def the_experiment_decides_the_checkpoint_and_is_told() -> None:
-    bench = Bench(router=StillRouter(build_table(experiments={"flash": build_experiment()})))
+    bench = Bench(router=StillRouter(build_table(**build_experiments(build_experiment()))))
     answers = [await bench.ask(user=f"user-{number}") for number in range(20)]
     seen = {answer.headers["x-flywheel-checkpoint"] for answer in answers}
     assert seen == {BASE, CANDIDATE}
@@ -204,7 +205,7 @@ async def the_experiment_decides_the_checkpoint_and_is_told() -> None:
 
 
 async def a_comparison_is_blind_and_its_order_is_random_and_recorded() -> None:
-    bench = Bench(router=StillRouter(build_table(experiments={"flash": build_experiment()})))
+    bench = Bench(router=StillRouter(build_table(**build_experiments(build_experiment()))))
     firsts = []
     async with bench.client() as client:
         for _ in range(40):

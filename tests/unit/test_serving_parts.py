@@ -10,43 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.asgi import call_asgi
-from serving.assignment import assign, point_of
 from serving.canary import judge_canaries
 from serving.capture import StreamCapture, capture_body
 from serving.dialects import CHAT, ChatRequest
-from serving.errors import InvalidRequest, MissingScope, NotFound, Overloaded, Unauthenticated, UpstreamError
+from serving.errors import InvalidRequest, MissingScope, Unauthenticated, UpstreamError
 from serving.haproxy_launcher import bind_locally, say_not_ready, without_splicing
 from serving.keys import ApiKey, check, digest_of, sent_secret
 from serving.requests import parse_model, parse_object
 from serving.settings import CanaryTolerance
-from tests.helpers.serving import BASE, CANDIDATE, build_experiment, build_table
 
 TOLERANCE = CanaryTolerance()
-
-
-@given(st.text(), st.floats(0, 1))
-def the_assignment_is_sticky_and_tells_its_propensity(unit: str, weight: float) -> None:
-    arm, propensity = assign("salt", unit, weight)
-    assert assign("salt", unit, weight) == (arm, propensity)
-    assert propensity == (weight if arm == "candidate" else 1 - weight)
-    assert assign("salt", unit, 0)[0] == "control"
-    assert assign("salt", unit, 1)[0] == "candidate"
-
-
-@given(st.text(), st.floats(0, 1), st.floats(0, 1))
-def a_changed_weight_moves_only_the_units_that_must_move(unit: str, first: float, second: float) -> None:
-    low, high = sorted((first, second))
-    moved = assign("salt", unit, low)[0] != assign("salt", unit, high)[0]
-    assert moved == (low <= point_of("salt", unit) < high)
-
-
-def the_share_of_the_candidate_is_its_weight_and_salts_are_independent() -> None:
-    units = [f"user-{number}" for number in range(20_000)]
-    first = [assign("a", unit, 0.2)[0] == "candidate" for unit in units]
-    second = [assign("b", unit, 0.2)[0] == "candidate" for unit in units]
-    assert abs(sum(first) / len(units) - 0.2) < 0.01
-    both = sum(one and other for one, other in zip(first, second, strict=True)) / len(units)
-    assert abs(both - 0.04) < 0.006
 
 
 def stream_of(words: list[str], usage: bool = True) -> bytes:
@@ -222,26 +195,6 @@ def an_adapter_that_equals_its_parent_can_not_be_proven() -> None:
 def an_engine_that_computes_nonsense_is_refused() -> None:
     for served in ([[-4.0, -5.0, -6.0], [-7.0, -8.0]], [[float("nan")] * 3, [-3.0, -0.1]]):
         assert not judge_canaries(REFERENCE, served, None, TOLERANCE).passed
-
-
-def an_unproven_checkpoint_gets_no_traffic() -> None:
-    table = build_table(servable={BASE: BASE}, experiments={"flash": build_experiment()})
-    with pytest.raises(Overloaded):
-        table.route(CANDIDATE, "u")
-    routes = [table.route("flash", f"u{number}") for number in range(100)]
-    assert {(route.checkpoint_id, route.experiment_id) for route in routes} == {(BASE, None)}
-    with pytest.raises(NotFound):
-        table.route("nothing", "u")
-
-
-def a_pinned_request_is_never_exposed_to_an_experiment() -> None:
-    table = build_table(experiments={"flash": build_experiment()})
-    route = table.route(BASE, "u")
-    assert route.pinned
-    assert (route.experiment_id, route.propensity) == (None, None)
-    exposed = table.route("flash", "u")
-    assert not exposed.pinned
-    assert (exposed.experiment_id, exposed.propensity) == ("exp-1", 0.5)
 
 
 def every_listener_of_haproxy_moves_to_loopback_but_the_one_that_may_be_public() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from serving.errors import CheckpointNotProven
+from serving.experiment_plan import candidate_start
+from serving.experiments import start_experiment, stop_experiment
 from serving.registry import (
     Checkpoint,
     move_alias,
@@ -18,8 +20,6 @@ from serving.registry import (
     register_checkpoint,
     resolve_alias,
     retire_checkpoint,
-    start_experiment,
-    stop_experiment,
 )
 from tests.helpers.adapters import build_adapter
 from tests.helpers.platform import ASK, Platform, wait_for
@@ -188,9 +188,7 @@ def an_adapter_is_loaded_proven_and_assigned_without_a_restart(
         first, second = (one.json()["choices"][0]["logprobs"]["content"][0]["logprob"] for one in (base, pinned))
         assert abs(first - second) > 0.02
         with platform.database() as connection:
-            experiment = start_experiment(
-                connection, alias="flash", control_id=base_id, candidate_id=adapter.checkpoint_id, candidate_weight=0.5
-            )
+            experiment = start_experiment(connection, candidate_start("flash", base_id, adapter.checkpoint_id, 0.5))
         try:
             time.sleep(3 * platform.settings.poll_interval_s)
             seen: set[str] = set()
