@@ -5,6 +5,7 @@ RoundsError
 ├── AdapterUnknown  a parent adapter is not one that this trainer can continue (no retry)
 ├── PolicyDiverged  the update left the KL budget before its first step was done, or gave NaN (another seed can help)
 ├── ForbiddenMove   the state table does not have this move (no retry)
+├── RatingFileInvalid  a file of votes can't be read, or leaves strengths undefined (no retry)
 ├── LeaseLost       another controller drives the wheel (a retry can help)
 ├── WorkLost        a task died with its worker or its node (a retry can help)
 └── WorkFailed      a task raised; its text is kept (a retry can help: memory, disk)
@@ -30,6 +31,10 @@ class PolicyDiverged(RoundsError):
 
 class ForbiddenMove(RoundsError):
     """A round was asked to move where its state does not lead."""
+
+
+class RatingFileInvalid(RoundsError):
+    """A file of votes can't be read, or says too little to rate anybody."""
 
 
 class LeaseLost(RoundsError):

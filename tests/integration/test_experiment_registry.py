@@ -165,7 +165,7 @@ def one_of_many_who_start_at_once_gets_the_room(connection: Connection, dsn: str
     assert Counter(outcomes) == {"started": 1, "refused": 7}
 
 
-def weights_written_in_thirds_are_made_whole(connection: Connection) -> None:
+def a_weight_written_in_thirds_is_made_whole(connection: Connection) -> None:
     arms = tuple(
         Arm(name=name, checkpoint_id=checkpoint, weight=0.333)
         for name, checkpoint in (("control", "base"), ("one", "one"), ("two", "two"))
