@@ -86,6 +86,35 @@ def bench_preferences(
         print_rows(f"A new vote costs {report['new_votes_growth']} times as much beside the most", rows, as_json=False)
 
 
+@bench_app.command("statistics")
+def bench_statistics(
+    runs: Annotated[int, typer.Option(min=200, help="Simulated experiments of a case.")] = 4000,
+    seed: Annotated[int, typer.Option(help="Of the simulation.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """False promotions, votes to a decision, and coverage, simulated with the statistics that experiments use."""
+    from flywheel.bench_statistics import run
+
+    report = _measured(lambda say: run(runs=runs, seed=seed, say=say))
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    rates = [{"case": case, "promoted": f"{rate:.3f}"} for case, rate in report["false_promotion_rate"].items()]
+    print_rows(f"No arm is better: promoted (at most {report['alpha']})", rates, as_json=False)
+    rates = [{"case": case, "promoted": f"{rate:.3f}"} for case, rate in report["naive_false_promotion_rate"].items()]
+    print_rows("The same without these precautions", rates, as_json=False)
+    votes = [
+        {
+            "win share": share,
+            **{name: f"{count:.0f} ({report['power'][share][name]:.0%})" for name, count in by.items()},
+        }
+        for share, by in report["median_votes"].items()
+    ]
+    print_rows("One arm is better: median votes (promoted)", votes, as_json=False)
+    covered = [{"interval of": case, "covered": f"{rate:.3f}"} for case, rate in report["coverage"].items()]
+    print_rows("Intervals that hold the truth (95 %)", covered, as_json=False)
+
+
 def _measured(work: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:
     """Do it, and show on stderr what is under way."""
     from rich.console import Console

@@ -79,9 +79,7 @@ class Wheel:
             ).fetchone()
             report = row["report"] if row and row["report"] else {}
             settings = ExperimentSettings(**report.get("settings", {}))
-            votes = tally(
-                connection, context["experiment_id"], context["checkpoint_id"], settings.maximum_votes_per_rater
-            )
+            votes = tally(connection, context["experiment_id"], "candidate")
         return evidence_path(votes.outcomes, settings.alpha)
 
     @asynccontextmanager

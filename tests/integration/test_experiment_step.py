@@ -63,22 +63,24 @@ def round_of(experiment_id: str) -> Round:
     return Round(round_id="round-1", number=1, state="experiment", context=context)
 
 
-def vote(dsn: str, experiment_id: str, number: int, rater: str, winner: str) -> None:
+def vote(dsn: str, experiment_id: str, number: int, rater: str, winner: str | None) -> None:
     comparison_id, answers = build_comparison(f"question {number}", ("a", "b"))
     told: list[AnyEvent] = [
         answer.model_copy(update={"experiment_id": experiment_id, "arm": arm})
         for answer, arm in zip(answers, ("control", "candidate"), strict=True)
     ]
-    chosen = answers[("base", "new").index(winner)].response_id
+    chosen = answers[("base", "new").index(winner)].response_id if winner else None
     insert(dsn, [*told, build_preference(comparison_id, chosen, rater=rater)])
 
 
-def one_rater_counts_a_few_times_only(connection: Connection, dsn: str, experiment_id: str) -> None:
-    for number in range(12):
+def one_rater_counts_once_by_the_first_vote_that_decides(connection: Connection, dsn: str, experiment_id: str) -> None:
+    vote(dsn, experiment_id, 0, "eager", None)
+    assert tally(connection, experiment_id, "candidate").outcomes == ("tie",)
+    for number in range(1, 12):
         vote(dsn, experiment_id, number, "eager", "new")
     vote(dsn, experiment_id, 12, "other", "base")
-    votes = tally(connection, experiment_id, "candidate", 5)
-    assert (votes.wins, votes.losses, votes.repeated) == (5, 1, 7)
+    votes = tally(connection, experiment_id, "candidate")
+    assert (votes.wins, votes.losses, votes.ties, votes.repeated) == (1, 1, 0, 11)
 
 
 def a_candidate_that_loses_is_withdrawn(connection: Connection, dsn: str, experiment_id: str) -> None:

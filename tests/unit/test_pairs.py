@@ -60,7 +60,7 @@ def draw(
     return Comparisons([f"m{number}" for number in range(size)], a, b, outcome, np.ones(rows))
 
 
-def four_players_get_their_published_strengths() -> None:
+def each_of_four_players_gets_the_published_strength() -> None:
     fit = fit_strengths(build((winner, loser, 1.0, games) for winner, loser, games in FOUR_PLAYERS))
     assert fit.strengths == pytest.approx([0.639835, 1.043314, 0.659810, 2.270377], abs=1e-6)
 
@@ -135,7 +135,7 @@ def the_three_models_agree_when_there_are_no_ties() -> None:
 
 
 @pytest.mark.parametrize(("ties", "inner"), [("half", None), ("davidson", -0.4), ("rao-kupper", -0.3)])
-def many_votes_lead_back_to_the_strengths_that_made_them(ties: Ties, inner: float | None) -> None:
+def the_strengths_that_made_many_votes_are_found_again(ties: Ties, inner: float | None) -> None:
     logs = np.array([0.9, 0.2, -0.4, -0.7])
     data = draw(np.random.default_rng(2), logs.tolist(), 200_000, ties, inner)
     fit = fit_strengths(data, ties)
@@ -202,7 +202,7 @@ def one_rater_who_votes_often_widens_the_clustered_interval_only() -> None:
     assert clustered.clusters == 201
 
 
-def raters_with_a_taste_of_their_own_need_clustered_intervals() -> None:
+def what_raters_like_by_themselves_needs_clustered_intervals() -> None:
     """Each rater likes one of two models for all of 20 prompts: 600 rows tell as much as 30."""
     generator = np.random.default_rng(4)
     missed = {"rows": 0, "raters": 0, "both": 0}

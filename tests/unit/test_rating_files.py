@@ -143,7 +143,7 @@ def a_preference_that_has_nothing_to_do_with_length_stays() -> None:
     assert found.error == pytest.approx(np.std(preference) / np.sqrt(2000), rel=0.1)
 
 
-def equal_lengths_and_a_side_that_always_wins_are_no_trouble() -> None:
+def no_difference_of_lengths_and_a_side_that_always_wins_are_no_trouble() -> None:
     same = length_controlled_rate(np.array([1.0, 0.0, 1.0, 1.0]), np.full(4, 7.0), np.full(4, 7.0))
     assert (same.rate, same.length_effect) == (pytest.approx(0.75, abs=1e-4), None)
     always = length_controlled_rate(np.ones(50), np.arange(50.0), np.zeros(50))
