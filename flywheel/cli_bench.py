@@ -115,6 +115,23 @@ def bench_statistics(
     print_rows("Intervals that hold the truth (95 %)", covered, as_json=False)
 
 
+@bench_app.command("report")
+def bench_report(
+    exposures: Annotated[int, typer.Option(min=100, help="Answers that the experiment showed.")] = 1_000_000,
+    votes: Annotated[int, typer.Option(min=20, help="Of them with a vote.")] = 100_000,
+    as_json: Json = False,
+) -> None:
+    """How long the report of a large experiment takes, from the store to the page with its plots."""
+    from flywheel.bench_report import run
+    from flywheel.terminal import print_fields
+
+    report = _measured(lambda say: run(exposures=exposures, votes=votes, say=say))
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        print_fields("Report of an experiment", report)
+
+
 def _measured(work: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:
     """Do it, and show on stderr what is under way."""
     from rich.console import Console

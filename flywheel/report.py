@@ -87,11 +87,11 @@ def _plots(report: dict[str, Any]) -> dict[str, Markup]:
     plots: dict[str, Markup] = {}
     history = report["policy"].get("history", [])
     if history:
-        plots["Reward and distance from the base, by training step"] = _svg(lambda axes: _draw_training(axes, history))
+        plots["Reward and distance from the base, by training step"] = svg(lambda axes: _draw_training(axes, history))
     if report["experiment_path"]:
         path = report["experiment_path"]
-        plots["Share of decided votes for the new checkpoint"] = _svg(lambda axes: _draw_experiment(axes, path))
-    plots["Where the time went"] = _svg(lambda axes: _draw_phases(axes, report["phase_seconds"]))
+        plots["Share of decided votes for the new checkpoint"] = svg(lambda axes: _draw_experiment(axes, path))
+    plots["Where the time went"] = svg(lambda axes: _draw_phases(axes, report["phase_seconds"]))
     return plots
 
 
@@ -121,7 +121,8 @@ def _draw_phases(axes: Any, seconds: dict[str, float]) -> None:
     axes.set_xlabel("seconds")
 
 
-def _svg(draw: Callable[[Any], None]) -> Markup:
+def svg(draw: Callable[[Any], None]) -> Markup:
+    """What `draw(axes)` draws, to be set into a page."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3.2), layout="constrained")

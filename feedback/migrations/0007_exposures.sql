@@ -14,7 +14,7 @@ create table exposures (
     response_id text not null references interactions (response_id) on delete cascade,
     unit text not null,
     arm text not null,
-    propensity real not null,
+    propensity double precision not null,
     fallback boolean not null,
     exposed_at timestamptz not null,
     status text not null,

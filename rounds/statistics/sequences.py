@@ -31,10 +31,11 @@ class MeanSequence:
 class DifferenceSequence:
     """The candidate's value less the control's, after each of n units.
 
-    total: float64[n], the sum of what each unit tells of the difference; spread: float64[n], the sum of squares. scale:
-    the largest that one unit can tell.
+    count: float64[n], 1 to n; total: float64[n], the sum of what each unit tells of the difference; spread: float64[n],
+    the sum of squares. scale: the largest that one unit can tell.
     """
 
+    count: np.ndarray
     total: np.ndarray
     spread: np.ndarray
     scale: float
@@ -45,13 +46,18 @@ class DifferenceSequence:
         """float64[n]: |total - its conditional mean| is below it at all times at once, with a chance of 1 - alpha."""
         return _mixture(self.scale, self.alpha / 2).bound(self.spread, self.alpha / 2)
 
+    def at(self, positions: np.ndarray) -> "DifferenceSequence":
+        """The same at some positions (int64[m]) only: a bound takes time."""
+        parts = (self.count[positions], self.total[positions], self.spread[positions])
+        return DifferenceSequence(*parts, self.scale, self.alpha)
+
     def bounds(self, units: np.ndarray | float | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(difference, low, high), float64[n] each: for a unit that voted; or, with `units`, for each of so many.
 
         With the number of exposed units nobody is left out, so it is the intent-to-treat effect, where a unit that
         did not vote counts as indifferent in both arms.
         """
-        count = np.arange(1.0, len(self.total) + 1) if units is None else np.asarray(units, dtype=float)
+        count = self.count if units is None else np.asarray(units, dtype=float)
         return self.total / count, (self.total - self.radius) / count, (self.total + self.radius) / count
 
     def log_evidence(self, *, better: bool = True) -> np.ndarray:
@@ -80,15 +86,19 @@ def difference_sequence(
     values: np.ndarray,
     alpha: float = 0.05,
     least_propensity: float | None = None,
+    centre: float = 0.5,
+    is_control: np.ndarray | None = None,
 ) -> DifferenceSequence:
     """Candidate less control, weighted by the inverse of the probability of the arm (Horvitz & Thompson 1952).
 
     is_candidate: bool[n]; propensity: float64[n], the probability, known beforehand, of the arm that the unit got;
-    values: float64[n] in [0, 1]. A unit tells (value - 1/2) / propensity, with a minus in the control: its mean is
+    values: float64[n] in [0, 1]. A unit tells (value - centre) / propensity, with a minus in the control: its mean is
     the difference whatever the arms' weights are, so these may be ramped while the users' mood drifts, which fools a
     comparison of the arms' means. Deviations are taken from 0 rather than from the mean so far: that halves the
     scale, and costs little where effects are small. least_propensity: a lower bound that was known beforehand; the
-    smallest seen when null. Raises ValueError for lengths, values or propensities that can't be.
+    smallest seen when null. centre: the value of a unit that says nothing. is_control: bool[n], where there are
+    further arms, whose units tell nothing and count. Raises ValueError for lengths, values or propensities that can't
+    be.
     """
     values, propensity = _in_unit_interval(values), np.asarray(propensity, dtype=float)
     if not len(is_candidate) == len(propensity) == len(values):
@@ -97,9 +107,12 @@ def difference_sequence(
     least = smallest if least_propensity is None else least_propensity
     if not 0 < least <= smallest or np.any(propensity > 1):
         raise ValueError(f"propensities lie between least_propensity ({least:g}) and 1; the smallest is {smallest:g}")
-    told = np.where(is_candidate, 1.0, -1.0) * (values - _CENTRE) / propensity
-    scale = _CENTRE / least
-    return DifferenceSequence(np.cumsum(told), np.cumsum(told**2), scale, alpha)
+    is_control = ~np.asarray(is_candidate) if is_control is None else is_control
+    side = np.asarray(is_candidate, dtype=float) - is_control
+    told = side * (values - centre) / propensity
+    scale = max(centre, 1 - centre) / least
+    count = np.arange(1.0, len(told) + 1)
+    return DifferenceSequence(count, np.cumsum(told), np.cumsum(told**2), scale, alpha)
 
 
 def first_of_each(units: np.ndarray) -> np.ndarray:
