@@ -25,9 +25,10 @@ def run(*, exposures: int, votes: int, say: Callable[[str], None]) -> dict[str, 
         say("starting PostgreSQL")
         platform.start("postgres")
         migrate_database(platform.settings)
+        say(f"filling the store with {exposures} exposures and {votes} votes")
         with connect(platform.dsn, autocommit=True) as connection:
-            say(f"filling the store with {exposures} exposures and {votes} votes")
             experiment_id = fill(connection, exposures, votes)
+        with connect(platform.dsn) as connection:
             made, written = [], []
             for number in range(_TIMES):
                 say(f"report {number + 1} of {_TIMES}")
@@ -36,6 +37,7 @@ def run(*, exposures: int, votes: int, say: Callable[[str], None]) -> dict[str, 
                 made.append(time.perf_counter() - began)
                 write_page(report, Path(folder) / "report.html")
                 written.append(time.perf_counter() - began)
+                connection.rollback()
             size = (Path(folder) / "report.html").stat().st_size
     return {
         "exposures": sum(arm["units"] for arm in report["arms"]),
@@ -67,6 +69,7 @@ def fill(connection: Connection, exposures: int, votes: int) -> str:
 
 _FILL = (
     "select setseed(0.5)",
+    "update experiments set started_at = now() - make_interval(secs => 60 + %(exposures)s * 0.001)",
     """
     insert into interactions (event_id, "time", api_key_id, response_id, endpoint, checkpoint_id, alias, pinned,
         experiment_id, arm, unit, propensity, exposed_at, "user", tags, content_kept, prompt_hash, messages, parameters,

@@ -123,12 +123,14 @@ def _draw_phases(axes: Any, seconds: dict[str, float]) -> None:
 
 def svg(draw: Callable[[Any], None]) -> Markup:
     """What `draw(axes)` draws, to be set into a page."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     draw(figure.subplots())
     out = io.StringIO()
-    figure.savefig(out, format="svg")
+    with rc_context({"svg.fonttype": "none"}):  # letters as letters: they can be searched, and take less
+        figure.savefig(out, format="svg")
     text = out.getvalue()
     return Markup(text[text.index("<svg") :])
 

@@ -15,7 +15,7 @@ from storage.postgres import Connection
 
 FAILED = ("upstream_error", "timeout")
 LEFT = "client_abort"
-_BUCKETS = 20.0  # of the time to the first token, for each factor of e
+_BUCKETS = 20.0  # of the time to the first token, for each factor of e: as the table has them
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,12 @@ def metric_of(name: str) -> Metric:
 
 @dataclass(frozen=True)
 class ArmFacts:
-    """What one arm showed. units: first shown this arm. Times in seconds, length in tokens, of answers that came whole.
+    """What one arm showed. Times in seconds, length in tokens, of answers that came whole.
 
     failing_units, leaving_units: units that met an answer that failed, or left one. Means and deviations are null
     without an answer that has the number.
     """
 
-    units: int = 0
     answers: int = 0
     fallbacks: int = 0
     failed: int = 0
@@ -79,8 +78,8 @@ class Votes:
     """One vote of each unit, in the order of their times.
 
     arm: int64[n], position in the experiment's arms; propensity: float64[n], of that arm; value: float64[n], 0 to 1;
-    time: float64[n], Unix seconds; unit: its name; segment: for each the tags of its answer as JSON text, or null.
-    all_votes: how many there were, later ones of a unit too.
+    time: float64[n], Unix seconds; unit: its name, where asked for; segment: for each the tags of its answer as JSON
+    text, or null. all_votes: how many there were, later ones of a unit too.
     """
 
     arm: np.ndarray
@@ -102,11 +101,8 @@ class Period:
 
 def read_arms(connection: Connection, experiment: Experiment) -> dict[str, ArmFacts]:
     """The facts of each arm, by its name."""
-    parameters = {"experiment": experiment.experiment_id, "failed": list(FAILED), "left": LEFT, "buckets": _BUCKETS}
+    parameters = {"experiment": experiment.experiment_id, "failed": list(FAILED), "left": LEFT}
     found = {arm.name: dict[str, Any]() for arm in experiment.arms}
-    for row in connection.execute(_UNITS, parameters):
-        if row["arm"] in found:
-            found[row["arm"]]["units"] = row["units"]
     for row in connection.execute(_TROUBLE, parameters):
         if row["arm"] in found:
             found[row["arm"]] |= {"failing_units": row["failing"], "leaving_units": row["leaving"]}
@@ -132,8 +128,8 @@ def read_periods(connection: Connection, experiment: Experiment, changes: Sequen
     return [period for period in periods if sum(period.counts)]
 
 
-def read_votes(connection: Connection, experiment: Experiment, metric: Metric, source: str = "human") -> Votes:
-    """The units' first votes on what they were shown."""
+def read_votes(connection: Connection, experiment: Experiment, metric: Metric, *, with_units: bool = False) -> Votes:
+    """People's first votes on what they were shown, one of each unit. with_units: name them."""
     names = [arm.name for arm in experiment.arms]
     query = _VOTES.format(condition=metric.condition, value=metric.value)
     row = connection.execute(
@@ -141,7 +137,7 @@ def read_votes(connection: Connection, experiment: Experiment, metric: Metric, s
         {
             "experiment": experiment.experiment_id,
             "name": metric.name.partition(":")[2],
-            "source": source,
+            "with_units": with_units,
             "window": experiment.plan.window_s,
             "arms": names,
         },
@@ -227,7 +223,6 @@ _FIRSTS = """
 select distinct on (unit) unit, arm, exposed_at from exposures
 where experiment_id = %(experiment)s order by unit, exposed_at
 """
-_UNITS = f"select arm, count(*) as units from ({_FIRSTS}) as firsts group by arm"
 _PERIODS = f"""
 select arm, width_bucket(exposed_at, %(times)s::timestamptz[]) as period, count(*) as units
 from ({_FIRSTS}) as firsts group by arm, period
@@ -237,19 +232,19 @@ select arm,
     count(distinct unit) filter (where status = any (%(failed)s)) as failing,
     count(distinct unit) filter (where status = %(left)s) as leaving
 from exposures
-where experiment_id = %(experiment)s and status = any (%(failed)s || %(left)s::text)
+where experiment_id = %(experiment)s and status not in ('completed', 'length')
 group by arm
 """
 _ANSWERS = """
-select arm, status, floor(%(buckets)s * ln(greatest(time_to_first_token_s, 1e-4)::float8)) as bucket,
+select arm, status, first_token_bucket as bucket,
     count(*) as n, count(*) filter (where fallback) as fallbacks,
     count(time_to_first_token_s) as first_n,
     sum(time_to_first_token_s::float8) as first_sum,
-    sum(time_to_first_token_s::float8 ^ 2) as first_squares,
+    sum(time_to_first_token_s::float8 * time_to_first_token_s) as first_squares,
     count(completion_tokens) filter (where status in ('completed', 'length')) as length_n,
     sum(completion_tokens::float8) filter (where status in ('completed', 'length')) as length_sum,
-    sum(completion_tokens::float8 ^ 2) filter (where status in ('completed', 'length')) as length_squares
-from exposures
+    sum(completion_tokens::float8 * completion_tokens) filter (where status in ('completed', 'length')) as
+length_squares from exposures
 where experiment_id = %(experiment)s
 group by arm, status, bucket
 """
@@ -259,7 +254,7 @@ with votes as materialized (
         shown.tags
     from feedback vote
     join exposures shown on shown.response_id = vote.response_id
-    where shown.experiment_id = %(experiment)s and {condition} and vote.source = %(source)s
+    where shown.experiment_id = %(experiment)s and {condition} and vote.source = 'human'
       and vote."time" between shown.exposed_at and shown.exposed_at + make_interval(secs => %(window)s)
 ),
 firsts as (select distinct on (unit) * from votes order by unit, at, event_id)
@@ -268,24 +263,28 @@ select
     array_agg(propensity::float8 order by at, event_id) as propensity,
     array_agg(value order by at, event_id) as value,
     array_agg(extract(epoch from at)::float8 order by at, event_id) as "time",
-    array_agg(unit order by at, event_id) as unit,
+    case when %(with_units)s then array_agg(unit order by at, event_id) end as unit,
     array_agg(tags::text order by at, event_id) as segment,
     (select count(*) from votes) as all_votes
 from firsts
 where arm = any (%(arms)s::text[])
 """
 _JUDGED = """
-with votes as (
-    select shown.response_id, shown.arm, vote.source, avg(({value})::float8) as value
+with judges as materialized (
+    select shown.response_id, shown.arm, avg(({value})::float8) as value
     from feedback vote
     join exposures shown on shown.response_id = vote.response_id
-    where shown.experiment_id = %(experiment)s and {condition} and vote.source in ('human', 'ai')
-    group by shown.response_id, shown.arm, vote.source
+    where shown.experiment_id = %(experiment)s and {condition} and vote.source = 'ai'
+    group by shown.response_id, shown.arm
+),
+people as (
+    select vote.response_id, avg(({value})::float8) as value
+    from feedback vote
+    where vote.response_id in (select response_id from judges) and {condition} and vote.source = 'human'
+    group by vote.response_id
 )
-select judge.arm, judge.value as judge, person.value as human
-from votes judge
-left join votes person on person.response_id = judge.response_id and person.source = 'human'
-where judge.source = 'ai'
+select judges.arm, judges.value as judge, people.value as human
+from judges left join people using (response_id)
 """
 _EARLIER = """
 select answer."user" as unit, avg(({value})::float8) as earlier

@@ -39,33 +39,46 @@ from storage.postgres import Connection
 
 SAMPLE_RATIO_LIMIT = 0.001
 _POINTS = 200
+_LOOKS = 5000  # at the evidence; fewer than all make it no less valid
 _SEGMENT_UNITS = 20
 _SEGMENTS = 12
 _JUDGED = 20
 
 
 def make_report(connection: Connection, experiment_id: str) -> dict[str, Any]:
-    """Everything that the store says about the experiment now. Raises ExperimentUnknown."""
+    """Everything that the store says about the experiment now. Raises ExperimentUnknown.
+
+    `connection` must be at the start of a transaction, and is left in one: all of it is as of one moment.
+    """
+    connection.execute("set transaction isolation level repeatable read, read only")
+    connection.execute("set local work_mem = '64MB'")
     experiment = get_experiment(connection, experiment_id)
     history = changes(connection, experiment_id)
     facts = read_arms(connection, experiment)
+    periods = read_periods(connection, experiment, history)
+    units = {arm.name: sum(period.counts[place] for period in periods) for place, arm in enumerate(experiment.arms)}
     name = experiment.plan.metric
     metric = metric_of("thumb" if name == "preference" else name)
-    votes = read_votes(connection, experiment, metric)
+    earlier = read_earlier(connection, experiment, metric)
+    votes = read_votes(connection, experiment, metric, with_units=bool(earlier))
     alpha = experiment.plan.alpha / (len(experiment.arms) - 1)
     weights = [change["detail"]["weights"] for change in history if change["detail"].get("weights")]
-    earlier = read_earlier(connection, experiment, metric) if len(votes.value) else {}
     judged = read_judged(connection, experiment, metric)
     compared = []
     for place, arm in enumerate(experiment.arms[1:], start=1):
+        both = experiment.control.name, arm.name
         findings = check_guardrails(
-            experiment.plan.guardrails, facts[experiment.control.name], facts[arm.name], arm.name, experiment.plan.alpha
+            experiment.plan.guardrails,
+            arm.name,
+            (facts[both[0]], facts[both[1]]),
+            (units[both[0]], units[both[1]]),
+            experiment.plan.alpha,
         )
         compared.append(
             {
                 "arm": arm.name,
                 "side_by_side": _side_by_side(connection, experiment, arm, alpha),
-                "effect": _effect(experiment, metric, votes, place, weights, facts, alpha, earlier),
+                "effect": _effect(experiment, metric, votes, place, weights, sum(units.values()), alpha, earlier),
                 "segments": _segments(votes, place),
                 "judge": _judge(judged, experiment.control.name, arm.name),
                 "guardrails": [finding.as_json() for finding in findings],
@@ -83,8 +96,10 @@ def make_report(connection: Connection, experiment_id: str) -> dict[str, Any]:
         "as_of": datetime.now(UTC).isoformat(),
         "is_aa": experiment.same_everywhere,
         "higher_is_better": metric.higher_is_better or name == "preference",
-        "arms": [_arm(arm, facts[arm.name], votes, place) for place, arm in enumerate(experiment.arms)],
-        "sample_ratio": _sample_ratio(read_periods(connection, experiment, history)),
+        "arms": [
+            _arm(arm, units[arm.name], facts[arm.name], votes, place) for place, arm in enumerate(experiment.arms)
+        ],
+        "sample_ratio": _sample_ratio(periods),
         "compared": compared,
         "changes": [{**change, "changed_at": change["changed_at"].isoformat()} for change in history],
     }
@@ -92,7 +107,7 @@ def make_report(connection: Connection, experiment_id: str) -> dict[str, Any]:
     return report
 
 
-def _arm(arm: Arm, facts: ArmFacts, votes: Votes, place: int) -> dict[str, Any]:
+def _arm(arm: Arm, units: int, facts: ArmFacts, votes: Votes, place: int) -> dict[str, Any]:
     values = votes.value[votes.arm == place]
     mean = float(values.mean()) if len(values) else None
     low, high = (None, None) if mean is None else wilson_interval_of(mean, len(values))
@@ -100,7 +115,7 @@ def _arm(arm: Arm, facts: ArmFacts, votes: Votes, place: int) -> dict[str, Any]:
         "name": arm.name,
         "checkpoint_id": arm.checkpoint_id,
         "weight": arm.weight,
-        "units": facts.units,
+        "units": units,
         "answers": facts.answers,
         "fallbacks": facts.fallbacks,
         "error_rate": facts.failed / facts.answers if facts.answers else None,
@@ -184,7 +199,7 @@ def _effect(
     votes: Votes,
     place: int,
     weights: Sequence[dict[str, float]],
-    facts: dict[str, ArmFacts],
+    exposed: int,
     alpha: float,
     earlier: dict[str, float],
 ) -> dict[str, Any] | None:
@@ -192,13 +207,9 @@ def _effect(
     names = [arm.name for arm in experiment.arms]
     drawn = [w for w in weights if w[names[0]] > 0 and w[names[place]] > 0]  # both could be drawn then
     allowed = {(index, round(w[name], 9)) for w in drawn for index, name in enumerate(names)}
-    usable = np.array(
-        [
-            (int(arm), round(float(chance), 9)) in allowed
-            for arm, chance in zip(votes.arm, votes.propensity, strict=True)
-        ],
-        dtype=bool,
-    )
+    usable = np.zeros(len(votes.arm), dtype=bool)
+    for index, chance in allowed:
+        usable |= (votes.arm == index) & (np.abs(votes.propensity - chance) < 1e-8)
     arm, value, propensity = votes.arm[usable], votes.value[usable], votes.propensity[usable]
     is_candidate, is_control = arm == place, arm == 0
     if not is_candidate.any() or not is_control.any():
@@ -207,13 +218,12 @@ def _effect(
     sequence = difference_sequence(
         is_candidate, propensity, value, 2 * alpha, min(least, float(propensity.min())), metric.silent, is_control
     )
-    better, worse = float(sequence.log_evidence().max()), float(sequence.log_evidence(better=False).max())
+    looks = sequence.at(_places(len(value), _LOOKS))
+    better, worse = float(looks.log_evidence().max()), float(looks.log_evidence(better=False).max())
     if not metric.higher_is_better:
         better, worse = worse, better
-    points = _places(len(value))
-    shown = sequence.at(points)
+    shown = sequence.at(_places(len(value), _POINTS))
     difference, low, high = shown.bounds()
-    exposed = sum(facts[name].units for name in names)
     per_exposed = shown.at(np.array([-1])).bounds(float(exposed))
     fixed = (
         clustered_difference(
@@ -250,6 +260,8 @@ def _cuped(
     votes: Votes, usable: np.ndarray, is_candidate: np.ndarray, is_control: np.ndarray, earlier: dict[str, float]
 ) -> dict[str, Any] | None:
     """The difference adjusted for what units voted before; null where too few did."""
+    if not earlier:
+        return None
     names = [unit for unit, chosen in zip(votes.unit, usable, strict=True) if chosen]
     before = np.array([earlier.get(name, np.nan) for name in names])
     compared = is_candidate | is_control
@@ -263,11 +275,15 @@ def _segments(votes: Votes, place: int) -> list[dict[str, Any]]:
     """The difference within each group of answers with one tag; for a horizon fixed in advance, and not corrected for
     their number: to see where to look next.
     """
-    groups: dict[str, list[int]] = defaultdict(list)
+    rows_of: dict[str, list[int]] = defaultdict(list)
     for index, tags in enumerate(votes.segment):
-        for name, value in json.loads(tags).items() if tags else ():
-            groups[f"{name}={value}"].append(index)
-    frequent = Counter({name: len(rows) for name, rows in groups.items()}).most_common(_SEGMENTS)
+        if tags:
+            rows_of[tags].append(index)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for tags, same in rows_of.items():
+        for name, value in json.loads(tags).items():
+            groups[f"{name}={value}"] += same
+    frequent = Counter({name: len(same) for name, same in groups.items()}).most_common(_SEGMENTS)
     found = []
     for name, count in frequent:
         rows = np.array(groups[name])
@@ -320,13 +336,13 @@ def _estimate(found: Estimate | None) -> dict[str, Any] | None:
     return {"difference": found.mean, "low": found.low, "high": found.high, "p_value": found.p_value}
 
 
-def _places(count: int) -> np.ndarray:
-    """At most _POINTS positions, closer together at the beginning, the last one among them."""
-    return np.unique(np.minimum(count - 1, (np.geomspace(1, count, _POINTS) - 1).round().astype(np.int64)))
+def _places(count: int, most: int) -> np.ndarray:
+    """At most so many positions, closer together at the beginning, the last one among them."""
+    return np.unique(np.minimum(count - 1, (np.geomspace(1, count, most) - 1).round().astype(np.int64)))
 
 
 def _thin(path: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [path[place] for place in _places(len(path))] if path else []
+    return [path[place] for place in _places(len(path), _POINTS)] if path else []
 
 
 def _days(experiment: Experiment) -> float:

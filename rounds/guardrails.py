@@ -43,13 +43,20 @@ class Finding:
 
 
 def check_guardrails(
-    limits: Guardrails, control: ArmFacts, candidate: ArmFacts, arm: str, alpha: float = 0.05
+    limits: Guardrails,
+    arm: str,
+    facts: tuple[ArmFacts, ArmFacts],
+    units: tuple[int, int],
+    alpha: float = 0.05,
 ) -> list[Finding]:
-    """Each guardrail that is set, for one arm beside the control. alpha: chance of a false alarm, each guardrail's."""
+    """Each guardrail that is set. facts, units: the control's, then the arm's. alpha: chance of a false alarm, of
+    each.
+    """
+    control, candidate = facts
     found = []
     for name, limit, counts in (
-        ("error_rate", limits.error_rate, [(facts.failing_units, facts.units) for facts in (control, candidate)]),
-        ("abort_rate", limits.abort_rate, [(facts.leaving_units, facts.units) for facts in (control, candidate)]),
+        ("error_rate", limits.error_rate, [(control.failing_units, units[0]), (candidate.failing_units, units[1])]),
+        ("abort_rate", limits.abort_rate, [(control.leaving_units, units[0]), (candidate.leaving_units, units[1])]),
     ):
         if limit is not None:
             found.append(_rates(arm, name, limit, counts, alpha))

@@ -20,11 +20,16 @@ create table exposures (
     status text not null,
     completion_tokens integer,
     time_to_first_token_s real,
+    first_token_bucket smallint generated always as (    -- its logarithm, twenty to each factor of e
+        floor(20 * ln(greatest(time_to_first_token_s, 1e-4)::float8))
+    ) stored,
     duration_s real not null,
     tags jsonb,
     primary key (response_id)
 );
 create index exposures_by_unit on exposures (experiment_id, unit, exposed_at) include (arm, propensity);
+create index exposures_in_trouble on exposures (experiment_id, arm, unit) include (status)
+    where status not in ('completed', 'length');
 
 -- Comparison votes as in 0002, with the arms that wrote the two answers.
 create or replace view comparison_votes as
