@@ -7,6 +7,7 @@ says that it can't be done, and then ends the round as rejected with that error 
 """
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -22,6 +23,7 @@ from feedback.errors import FeedbackError
 from reward.errors import RewardError
 from reward.settings import RewardSettings
 from rounds.errors import LeaseLost, RoundsError, WorkFailed, WorkLost, WorkRefused
+from rounds.reporter import Reporter
 from rounds.settings import RoundsSettings
 from rounds.steps import STEPS, Outcome, Workbench
 from rounds.store import Round, advance, count_failure, current_round, release_lease, take_lease
@@ -63,6 +65,7 @@ class Controller:
         self.steps = STEPS
         self.holder = f"{socket.gethostname()}:{os.getpid()}"
         self.failures = 0
+        self._done_at: dict[str, float] = {}
 
     def run(self) -> None:
         """Turn the wheel until `stop` is set."""
@@ -145,8 +148,17 @@ class Controller:
             base_model=self.base_model,
             alias=self.alias,
             run=partial(self._run, connection),
+            due=self._due,
         )
         return self.steps[round_.state](bench, round_)
+
+    def _due(self, what: str, every_s: float) -> bool:
+        """Whether `what` was not done in the last every_s seconds; then it counts as done now."""
+        now = time.monotonic()
+        if now - self._done_at.get(what, -math.inf) < every_s:
+            return False
+        self._done_at[what] = now
+        return True
 
     def _run(self, connection: Connection, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         connection.commit()
@@ -175,14 +187,21 @@ def run(
     ray_address_file: Path,
     stop: threading.Event,
 ) -> None:
-    """Run a controller until `stop` is set. ray_address_file: where the platform wrote its Ray's address."""
-    Controller(
-        rounds,
-        reward,
-        dsn=dsn,
-        artifacts=artifacts,
-        base_model=base_model,
-        alias=alias,
-        stop=stop,
-        run_work=partial(run_on_ray, settings=rounds.controller, address_file=ray_address_file),
-    ).run()
+    """Run a controller, and a reporter, until `stop` is set. ray_address_file: where the platform wrote its Ray's
+    address.
+    """
+    reporter = Reporter(dsn)
+    reporter.start()
+    try:
+        Controller(
+            rounds,
+            reward,
+            dsn=dsn,
+            artifacts=artifacts,
+            base_model=base_model,
+            alias=alias,
+            stop=stop,
+            run_work=partial(run_on_ray, settings=rounds.controller, address_file=ray_address_file),
+        ).run()
+    finally:
+        reporter.close()

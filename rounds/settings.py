@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from reward.settings import Precision
+from serving.experiment_plan import Guardrails
 
 
 class PolicySettings(BaseModel):
@@ -87,6 +88,7 @@ class ExperimentSettings(BaseModel):
     alpha: at most this share of candidates that are no better is ever promoted, however often one looks.
     minimum_votes: decided votes (one for each rater) before anything is decided. maximum_votes: votes after which a
     candidate that is not proven better is rejected. maximum_days: after them one that is not decided about is rejected.
+    guardrails: a candidate that breaches one is rejected, whatever the votes say (serving/experiment_plan.py).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -96,6 +98,7 @@ class ExperimentSettings(BaseModel):
     minimum_votes: int = Field(default=30, ge=1)
     maximum_votes: int = Field(default=400, ge=1)
     maximum_days: float = Field(default=14, gt=0)
+    guardrails: Guardrails = Guardrails()
 
 
 class ControllerSettings(BaseModel):

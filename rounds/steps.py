@@ -17,12 +17,14 @@ from reward.gate import judge_reward
 from reward.report import RewardReport
 from reward.settings import RewardSettings
 from rounds import tasks
+from rounds.evidence import read_arms, read_periods
 from rounds.experiments import Decision, decide, tally
+from rounds.guardrails import check_guardrails
 from rounds.settings import RoundsSettings
 from rounds.store import Round
 from serving import experiments, registry
 from serving.errors import ExperimentConflict
-from serving.experiment_plan import candidate_start
+from serving.experiment_plan import Experiment, candidate_start
 from storage.artifacts import digest, read_manifest
 from storage.postgres import Connection, storable_json
 
@@ -39,7 +41,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Workbench:
-    """What a step works with. `run` does heavy work elsewhere and returns its result."""
+    """What a step works with.
+
+    run: does heavy work elsewhere and returns its result. due: whether what it names was not done within so many
+    seconds.
+    """
 
     connection: Connection
     dsn: str
@@ -49,6 +55,7 @@ class Workbench:
     base_model: Path
     alias: str
     run: Callable[[Callable[..., Any], dict[str, Any]], Any]
+    due: Callable[[str, float], bool] = lambda what, every_s: True
 
 
 def collecting(bench: Workbench, round_: Round) -> Outcome | None:
@@ -205,7 +212,12 @@ def registration(bench: Workbench, round_: Round) -> Outcome | None:
         return None
     settings = bench.rounds.experiment
     start = candidate_start(
-        bench.alias, round_.context["parent_id"], checkpoint_id, settings.candidate_weight, alpha=settings.alpha
+        bench.alias,
+        round_.context["parent_id"],
+        checkpoint_id,
+        settings.candidate_weight,
+        alpha=settings.alpha,
+        guardrails=settings.guardrails,
     )
     try:
         with bench.connection.transaction():
@@ -232,6 +244,11 @@ def experiment(bench: Workbench, round_: Round) -> Outcome | None:
         experiments.stop_experiment(bench.connection, experiment_id, "rejected", {"reason": refusal})
         registry.retire_checkpoint(bench.connection, checkpoint_id)
         return Outcome("rejected", refusal)
+    trouble = _breached(bench.connection, row) if bench.due("guardrails", _GUARDRAILS_EVERY_S) else ""
+    if trouble:
+        experiments.stop_experiment(bench.connection, experiment_id, "rejected", {"reason": trouble})
+        registry.retire_checkpoint(bench.connection, checkpoint_id)
+        return Outcome("rejected", trouble)
     settings = bench.rounds.experiment
     votes = tally(bench.connection, experiment_id, "candidate")
     decision = decide(votes, settings)
@@ -246,6 +263,30 @@ def experiment(bench: Workbench, round_: Round) -> Outcome | None:
     if decision.state == "rejected":
         registry.retire_checkpoint(bench.connection, checkpoint_id)
     return Outcome(decision.state, decision.reason, decision.numbers)
+
+
+_GUARDRAILS_EVERY_S = 10.0
+
+
+def _breached(connection: Connection, experiment: Experiment) -> str:
+    """The guardrails that the candidate breaches beyond chance, in words; empty when none."""
+    facts = read_arms(connection, experiment)
+    periods = read_periods(connection, experiment, experiments.changes(connection, experiment.experiment_id))
+    units = [sum(period.counts[place] for period in periods) for place in (0, 1)]
+    control, candidate = experiment.arms
+    findings = check_guardrails(
+        experiment.plan.guardrails,
+        candidate.name,
+        (facts[control.name], facts[candidate.name]),
+        (units[0], units[1]),
+        experiment.plan.alpha,
+    )
+    told = [
+        f"{one.guardrail} went from {one.control:.3g} to {one.candidate:.3g}, beyond the limit of {one.limit:g}"
+        for one in findings
+        if one.verdict == "breached"
+    ]
+    return "; ".join(told)
 
 
 STEPS: dict[str, Callable[[Workbench, Round], Outcome | None]] = {

@@ -35,16 +35,17 @@ class Arm(BaseModel):
 class Guardrails(BaseModel):
     """How much worse than the control an arm may be; null: not watched.
 
-    error_rate, abort_rate: largest rise of the share (0 to 1) of answers that fail, or that the client leaves.
-    time_to_first_token, length: largest ratio of the mean to the control's; for length also its inverse.
+    error_rate, abort_rate: largest rise of the share (0 to 1) of units that met an answer that failed, or left one.
+    time_to_first_token, length: largest ratio of the mean to the control's; for length also its inverse. People may
+    like other lengths, so length is not watched unless asked for.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     error_rate: float | None = Field(default=0.02, gt=0, le=1)
     abort_rate: float | None = Field(default=0.05, gt=0, le=1)
-    time_to_first_token: float | None = Field(default=1.5, gt=1, le=100)
-    length: float | None = Field(default=2.0, gt=1, le=100)
+    time_to_first_token: float | None = Field(default=2.0, gt=1, le=100)
+    length: float | None = Field(default=None, gt=1, le=100)
 
 
 class Plan(BaseModel):
