@@ -7,7 +7,7 @@ work is aborted and the interaction is recorded.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -85,14 +85,20 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Streams an opened exchange to the client. `close(exchange)` is called once, at the end."""
+    """Streams pieces to the client. `close` is called once, at the end; named: whether events have names.
 
-    def __init__(self, exchange: Exchange, headers: dict[str, str], close: Callable[[Exchange], None]) -> None:
+    An ApiError that the pieces raise becomes an event, the last one.
+    """
+
+    def __init__(
+        self, pieces: AsyncIterator[bytes], headers: dict[str, str], close: Callable[[], None], *, named: bool = False
+    ) -> None:
         super().__init__(headers=headers, media_type="text/event-stream")
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
-        self._exchange = exchange
+        self._pieces = pieces
         self._close = close
+        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the stream ends or the client leaves."""
@@ -105,15 +111,15 @@ class EventStream(Response):
         finally:
             watcher.cancel()
             pump.cancel()
-            self._close(self._exchange)
+            self._close()
 
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            while (piece := await self._exchange.next_piece()) is not None:
+            async for piece in self._pieces:
                 if piece:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except ApiError as error:
-            event = error_event(error, named=self._exchange.dialect.named_events)
+            event = error_event(error, named=self._named)
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -62,8 +62,8 @@ class StreamCapture:
 
     def refusal(self) -> bytes | None:
         """The error, if the stream begins with one: vLLM checks some fields only after it has said 200."""
-        if self._events and b'"error"' in self._events[0] and "error" in _payload(self._events[0]):
-            return json.dumps(_payload(self._events[0])).encode()
+        if self._events and b'"error"' in self._events[0] and "error" in event_payload(self._events[0]):
+            return json.dumps(event_payload(self._events[0])).encode()
         return None
 
     def flush(self) -> bytes:
@@ -75,7 +75,7 @@ class StreamCapture:
         """Parse what has been kept."""
         pieces, error = [], None
         for event in self._events:
-            content = _payload(event)
+            content = event_payload(event)
             if content.get("error") is not None:
                 error = error_message(content)
             pieces.append(self._dialect.read_event(content))
@@ -97,8 +97,8 @@ def split_events(data: bytes) -> tuple[list[bytes], bytes]:
     return [event + b"\n\n" for event in whole], rest
 
 
-def _payload(event: bytes) -> dict[str, Any]:
-    """The event's data; empty for a comment that keeps the connection open, and for the last line."""
+def event_payload(event: bytes) -> dict[str, Any]:
+    """The data of a server-sent event; empty for a comment that keeps the connection open, and for the last line."""
     data = next((line[len(_DATA) :].strip() for line in event.splitlines() if line.startswith(_DATA)), _DONE)
     if data == _DONE:
         return {}
@@ -111,7 +111,7 @@ def _payload(event: bytes) -> dict[str, Any]:
 
 def _is_usage_event(event: bytes) -> bool:
     """OpenAI's last chunk: usage, and no choices. The cheap search can't match inside a JSON string."""
-    return b'"choices":[]' in event and bool(_payload(event).get("usage"))
+    return b'"choices":[]' in event and bool(event_payload(event).get("usage"))
 
 
 def error_message(answer: Any) -> str:

@@ -155,7 +155,6 @@ class ChatRequest(CompletionsRequest):
 class ComparisonRequest(ChatRequest):
     """A chat request to be answered twice, side by side; `checkpoints` names two, else the alias decides."""
 
-    stream: Literal[False] | None = None
     n: Literal[1] | None = None
     checkpoints: Annotated[list[Name], Field(min_length=2, max_length=2)] | None = None
 

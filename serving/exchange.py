@@ -144,6 +144,11 @@ class Exchange:
             self._show()
         return piece
 
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """All that is left of the answer. Raises UpstreamError, RequestTimeout."""
+        while (piece := await self.next_piece()) is not None:
+            yield piece
+
     async def _next_piece(self) -> bytes | None:
         piece = await self._receive()
         if piece is None:

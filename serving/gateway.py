@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 
 from feedback.events import AnyVote, new_response_id
 from serving.answers import ClientGone, EventStream, answer_headers, error_response, traceparent_of, until_disconnect
-from serving.comparisons import compare
+from serving.comparisons import Comparison
 from serving.dialects import CHAT, DIALECTS, ComparisonRequest, Dialect, UtilityRequest
 from serving.errors import ApiError, MethodNotAllowed, NotFound, Overloaded
 from serving.exchange import Caller, EngineClient, Exchange, ask_engine
@@ -145,7 +145,9 @@ class Gateway:
             if exchange.streams:
                 self.under_way += 1  # _end_stream gives it back
                 handed_over = True
-                return EventStream(exchange, self._headers(exchange, admission), self._end_stream(admission))
+                end = partial(self._end_stream, exchange, admission)
+                headers = self._headers(exchange, admission)
+                return EventStream(exchange.pieces(), headers, end, named=exchange.dialect.named_events)
             whole = await until_disconnect(request, exchange.read_whole())
         except (ApiError, ClientGone, asyncio.CancelledError) as error:  # Ray Serve cancels when a client leaves
             if exchange is not None and (not isinstance(error, ApiError) or error.status >= 500):
@@ -181,17 +183,13 @@ class Gateway:
             dialect=dialect,
         )
 
-    def _end_stream(self, admission: Admission) -> Callable[[Exchange], None]:
-        """What to do when the stream is over: free the engine, record the answer, give the slot back."""
-
-        def end(exchange: Exchange) -> None:
-            self.under_way -= 1
-            exchange.cancel()
-            admission.end(exchange.tokens_used)
-            self.recorder.record_later([exchange.interaction()])
-            self.shadows.consider(exchange, self.router.table)
-
-        return end
+    def _end_stream(self, exchange: Exchange, admission: Admission) -> None:
+        """The stream is over: free the engine, record the answer, give the slot back."""
+        self.under_way -= 1
+        exchange.cancel()
+        admission.end(exchange.tokens_used)
+        self.recorder.record_later([exchange.interaction()])
+        self.shadows.consider(exchange, self.router.table)
 
     async def utility(self, request: Request, response_id: str, path: str) -> Response:
         """A call of vLLM's that generates no text (tokenize and the like): routed by its model, not recorded."""
@@ -215,22 +213,36 @@ class Gateway:
         return Response(whole, media_type="application/json", headers=headers | admission.headers)
 
     async def comparison(self, request: Request, response_id: str) -> Response:
-        """POST /v1/comparisons."""
+        """POST /v1/comparisons: two answers, whole or as one stream, recorded however they end."""
         started = time.perf_counter()
         key = await self.authorize(request, "inference")
         admission = self.limits.admit(key)
-        tokens = 0
+        pair: Comparison | None = None
+        handed_over = False
         try:
             body = parse_model(await self.body(request), ComparisonRequest)
             if body.checkpoints is not None:
                 key = await self.authorize(request, "evaluate")
-            caller = self.caller(request, key, body.asked_by)
-            answer, tokens = await until_disconnect(request, compare(self, body, caller, started))
+            pair = Comparison(self, body, self.caller(request, key, body.asked_by), started)
+            headers = {"x-flywheel-response-id": response_id, "traceparent": pair.caller.traceparent}
+            headers |= admission.headers | self._feedback_token(key, pair.comparison_id)
+            if body.stream:
+                await until_disconnect(request, pair.open())
+                self.under_way += 1  # _end_comparison gives it back
+                handed_over = True
+                return EventStream(pair.events(), headers, partial(self._end_comparison, pair, admission))
+            return JSONResponse(await until_disconnect(request, pair.whole()), headers=headers)
         finally:
-            admission.end(tokens)
-        headers = {"x-flywheel-response-id": response_id, "traceparent": caller.traceparent}
-        headers |= admission.headers | self._feedback_token(key, answer["id"])
-        return JSONResponse(answer, headers=headers)
+            if not handed_over:
+                if pair is not None:
+                    pair.end()
+                admission.end(pair.tokens_used if pair else 0)
+
+    def _end_comparison(self, pair: Comparison, admission: Admission) -> None:
+        """The stream is over: free the engine, record the answers, give the slot back."""
+        self.under_way -= 1
+        pair.end()
+        admission.end(pair.tokens_used)
 
     def _feedback_token(self, key: ApiKey, target: str) -> dict[str, str]:
         """The header with the token for an answer, if its key may vote at all."""

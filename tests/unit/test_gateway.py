@@ -239,7 +239,7 @@ async def a_comparison_without_an_experiment_samples_one_checkpoint_twice() -> N
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"stream": True}, "stream"),
+        ({"stream": "yes"}, "stream"),
         ({"n": 2}, "n"),
         ({"checkpoints": ["a"]}, "checkpoints"),
         ({"model": None}, "model"),
