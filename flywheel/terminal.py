@@ -90,8 +90,8 @@ def print_settings(settings: Settings, *, as_json: bool) -> None:
 def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
     """A table of database rows."""
     table = Table(title=title)
-    for name in rows[0] if rows else ():
-        table.add_column(name, overflow="fold")  # an id cut short is no use
+    for place, name in enumerate(rows[0] if rows else ()):
+        table.add_column(name, overflow="fold", no_wrap=place == 0)  # an id that is cut is no use
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console().print(table if rows else f"{title}: none yet")

@@ -209,6 +209,7 @@ class Bench:
     outbox: MemoryOutbox = field(default_factory=MemoryOutbox)
     settings: ServingSettings = field(default_factory=ServingSettings)
     tell_vote: Callable[[AnyVote], None] | None = None
+    experiments: Any = field(default_factory=lambda: MemoryExperiments())
 
     def __post_init__(self) -> None:
         self.votes = MemoryVotes(self.outbox)
@@ -218,7 +219,7 @@ class Bench:
             self.router,
             Recorder(self.outbox, GatewayMetrics("gateway-1")),
             self.votes,
-            MemoryExperiments(),
+            self.experiments,
             self.tell_vote,
         )
         self.app: FastAPI = build_app(self.gateway)
