@@ -188,7 +188,8 @@ def an_adapter_is_loaded_proven_and_assigned_without_a_restart(
         first, second = (one.json()["choices"][0]["logprobs"]["content"][0]["logprob"] for one in (base, pinned))
         assert abs(first - second) > 0.02
         with platform.database() as connection:
-            experiment = start_experiment(connection, candidate_start("flash", base_id, adapter.checkpoint_id, 0.5))
+            plan = candidate_start("flash", base_id, adapter.checkpoint_id, 0.5, shadow_share=1.0)
+            experiment = start_experiment(connection, plan)
         try:
             time.sleep(3 * platform.settings.poll_interval_s)
             seen: set[str] = set()
@@ -200,6 +201,10 @@ def an_adapter_is_loaded_proven_and_assigned_without_a_restart(
                     break
             assert seen == {base_id, adapter.checkpoint_id}
             pair = client.post("/v1/comparisons", json=ASK)
+            streamed = client.post("/v1/comparisons", json={**ASK, "stream": True})
+            wait_for(
+                lambda: any(one.shadow_of for one in platform.interactions().values()), 20, "no shadow was recorded"
+            )
         finally:
             with platform.database() as connection:
                 stop_experiment(connection, experiment.experiment_id, "stopped", {"reason": "the test is over"})
@@ -207,8 +212,17 @@ def an_adapter_is_loaded_proven_and_assigned_without_a_restart(
     both = [records[one["response_id"]] for one in pair.json()["answers"]]
     assert {one.checkpoint_id for one in both} == {base_id, adapter.checkpoint_id}
     assert [one.position for one in both] == [0, 1]
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    for shown in events[0]["answers"]:
+        told = "".join(one["delta"].get("content") or "" for one in events[1:] if one["position"] == shown["position"])
+        assert records[shown["response_id"]].text == told
+        assert records[shown["response_id"]].position == shown["position"]
     for secret in (base_id, adapter.checkpoint_id):
-        assert secret not in pair.text + str(pair.headers)
+        assert secret not in pair.text + str(pair.headers) + streamed.text + str(streamed.headers)
+    for shadow in (one for one in records.values() if one.shadow_of):
+        live = records[shadow.shadow_of]
+        assert (live.checkpoint_id, shadow.checkpoint_id) == (base_id, adapter.checkpoint_id)
+        assert (shadow.prompt_hash, shadow.exposed_at, shadow.status) == (live.prompt_hash, None, live.status)
 
 
 def an_adapter_whose_weights_silently_did_not_apply_is_refused_for_that(
