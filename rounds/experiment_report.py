@@ -29,7 +29,7 @@ from rounds.experiments import Tally, evidence_path, tally
 from rounds.guardrails import check_guardrails
 from rounds.statistics.adjust import cuped, prediction_powered_difference, prediction_powered_mean
 from rounds.statistics.anytime import log_evidence_better, log_evidence_worse, win_share_bounds
-from rounds.statistics.fixed import Estimate, clustered_difference, wilson_interval
+from rounds.statistics.fixed import Estimate, difference, wilson_interval
 from rounds.statistics.planning import days_until, minimum_detectable_effect, votes_anytime
 from rounds.statistics.sequences import difference_sequence
 from rounds.words import conclude
@@ -223,22 +223,17 @@ def _effect(
     if not metric.higher_is_better:
         better, worse = worse, better
     shown = sequence.at(_places(len(value), _POINTS))
-    difference, low, high = shown.bounds()
+    told, low, high = shown.bounds()
     per_exposed = shown.at(np.array([-1])).bounds(float(exposed))
-    fixed = (
-        clustered_difference(
-            value[is_candidate], np.arange(is_candidate.sum()), value[is_control], np.arange(is_control.sum())
-        )
-        if min(is_candidate.sum(), is_control.sum()) > 1
-        else None
-    )
+    enough = min(is_candidate.sum(), is_control.sum()) > 1
+    fixed = difference(value[is_candidate], value[is_control]) if enough else None
     spread = float(np.std(value[is_candidate | is_control]))
     share = float(is_candidate.sum() / (is_candidate | is_control).sum())
     return {
         "metric": metric.name,
         "voters": len(value),
         "votes": votes.all_votes,
-        "difference": float(difference[-1]),
+        "difference": float(told[-1]),
         "low": float(low[-1]),
         "high": float(high[-1]),
         "per_exposed": {
@@ -247,7 +242,7 @@ def _effect(
         **_verdict(better, worse, alpha),
         "path": [
             {"vote": int(n), "difference": float(d), "low": float(a), "high": float(b)}
-            for n, d, a, b in zip(shown.count, difference, low, high, strict=True)
+            for n, d, a, b in zip(shown.count, told, low, high, strict=True)
         ],
         "fixed_horizon": _estimate(fixed),
         "planned_units": experiment.plan.planned_units,
@@ -290,7 +285,7 @@ def _segments(votes: Votes, place: int) -> list[dict[str, Any]]:
         arm, value = votes.arm[rows], votes.value[rows]
         sides = value[arm == place], value[arm == 0]
         if count >= _SEGMENT_UNITS and min(map(len, sides)) > 1:
-            estimate = clustered_difference(sides[0], np.arange(len(sides[0])), sides[1], np.arange(len(sides[1])))
+            estimate = difference(sides[0], sides[1])
             found.append({"segment": name, "voters": len(sides[0]) + len(sides[1]), **(_estimate(estimate) or {})})
     return found
 

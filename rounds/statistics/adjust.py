@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from rounds.statistics.fixed import Estimate
+from rounds.statistics.fixed import Estimate, difference
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ def cuped(values: np.ndarray, covariate: np.ndarray, is_candidate: np.ndarray, c
     within = [(values[group] - values[group].mean(), filled[group] - filled[group].mean()) for group in groups]
     spread = sum(float(x @ x) for _, x in within)
     theta = sum(float(y @ x) for y, x in within) / spread if spread > 0 else 0.0
-    plain = _welch(values[groups[0]], values[groups[1]], confidence)
+    plain = difference(values[groups[0]], values[groups[1]], confidence)
     rest = values - theta * (filled - filled.mean())
-    adjusted = _welch(rest[groups[0]], rest[groups[1]], confidence)
+    adjusted = difference(rest[groups[0]], rest[groups[1]], confidence)
     removed = 1 - (adjusted.error / plain.error) ** 2 if plain.error > 0 else 0.0
     return Adjusted(adjusted, plain, theta, removed, int((~known).sum()))
 
@@ -106,15 +106,3 @@ def _interval(mean: float, variance: float, confidence: float) -> Estimate:
     width = float(stats.norm.ppf(0.5 + confidence / 2)) * error
     p_value = 2 * float(stats.norm.sf(abs(mean) / error)) if error > 0 else None
     return Estimate(mean, error, mean - width, mean + width, p_value)
-
-
-def _welch(first: np.ndarray, second: np.ndarray, confidence: float) -> Estimate:
-    parts = [float(np.var(one, ddof=1)) / len(one) for one in (first, second)]
-    difference, variance = float(first.mean() - second.mean()), sum(parts)
-    if variance == 0:
-        return Estimate(difference, 0.0, difference, difference, 1.0 if difference == 0 else 0.0)
-    freedom = variance**2 / (parts[0] ** 2 / (len(first) - 1) + parts[1] ** 2 / (len(second) - 1))
-    error = math.sqrt(variance)
-    width = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * error
-    p_value = 2 * float(stats.t.sf(abs(difference) / error, freedom))
-    return Estimate(difference, error, difference - width, difference + width, p_value)

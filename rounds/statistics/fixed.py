@@ -63,6 +63,11 @@ def clustered_difference(
     return Estimate(difference, error, difference - width, difference + width, p_value)
 
 
+def difference(candidate: np.ndarray, control: np.ndarray, confidence: float = 0.95) -> Estimate:
+    """mean(candidate) - mean(control) of values (float64) that are independent: Welch's t-test."""
+    return clustered_difference(candidate, np.arange(len(candidate)), control, np.arange(len(control)), confidence)
+
+
 def proportion_difference(
     candidate_successes: int,
     candidate_trials: int,
