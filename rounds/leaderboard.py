@@ -18,7 +18,8 @@ _OUTCOMES = {"a": 1.0, "b": 0.0, "tie": 0.5}
 class Rated:
     """One model. strength, low, high: geometric mean 1 over all; elo: the same for reading, 1000 on average.
 
-    low, high: null when there are too few raters, prompts or rows for an interval. wins, losses, ties: weight of rows.
+    low, high: null when there are too few raters, prompts or rows for an interval, or no two rows differ. wins,
+    losses, ties: weight of rows.
     """
 
     model: str
@@ -68,9 +69,11 @@ def read_leaderboard(file: Path, *, ties: Ties = "half", ridge: float = 0.0, con
     intervals = None
     if len(usable) == len(groupings) and len(data.a) > 1:
         intervals = strength_intervals(fit, data, usable, confidence)
+    if intervals is not None and not intervals.error.all():  # no two rows differ: that is no certainty
+        intervals = None
     lows, highs = (None, None) if intervals is None else (intervals.low, intervals.high)
     wins, tied = data.wins, data.tied
-    order = sorted(range(len(data.models)), key=lambda index: (-fit.log_strengths[index], data.models[index]))
+    order = sorted(range(len(data.models)), key=lambda index: (-fit.log_strengths[index].round(9), data.models[index]))
     points = elo(fit.log_strengths)
     models = tuple(
         Rated(
@@ -107,10 +110,10 @@ def _read(file: Path) -> tuple[Comparisons, dict[str, np.ndarray]]:
     labels: dict[str, list[int]] = {"rater": [], "prompt": []}
     known: dict[str, dict[str, int]] = {"rater": {}, "prompt": {}}
     for line, fields in read_rows(file, ("model_a", "model_b", "winner"), ("rater", "prompt", "weight")):
-        first, second = text(fields, "model_a"), text(fields, "model_b")
+        first, second = (text(file, line, fields, name, shown=True) for name in ("model_a", "model_b"))
         if first == second:
             raise fault(file, line, f"{first} is compared with itself")
-        winner = text(fields, "winner")
+        winner = text(file, line, fields, "winner")
         if winner not in _OUTCOMES:
             raise fault(file, line, f"`winner` must be a, b or tie, not {winner!r}")
         weight = number(file, line, fields, "weight") if "weight" in fields else 1.0
@@ -123,7 +126,7 @@ def _read(file: Path) -> tuple[Comparisons, dict[str, np.ndarray]]:
             columns[name].append(value)
         for name, found in labels.items():
             if name in fields:
-                found.append(known[name].setdefault(text(fields, name), len(known[name])))
+                found.append(known[name].setdefault(text(file, line, fields, name), len(known[name])))
     rows = len(columns["a"])
     if not rows:
         raise RatingFileInvalid(f"{file}: every row has the weight 0")

@@ -11,6 +11,7 @@ from typing import Any
 
 from rounds.errors import RatingFileInvalid
 
+LARGEST = 1e12
 Row = tuple[int, Mapping[str, Any]]
 """(line, fields). An optional field that is absent or empty is not in it."""
 
@@ -43,20 +44,23 @@ def read_rows(file: Path, required: Sequence[str], optional: Sequence[str]) -> I
 
 
 def number(file: Path, line: int, fields: Mapping[str, Any], name: str) -> float:
-    """The field as a finite number. Raises RatingFileInvalid."""
+    """The field as a number of at most LARGEST. Raises RatingFileInvalid."""
     value = fields[name]
     try:
         found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
         found = math.nan
-    if not math.isfinite(found):
-        raise fault(file, line, f"`{name}` must be a number, not {value!r}")
+    if not abs(found) <= LARGEST:
+        raise fault(file, line, f"`{name}` must be a number of at most {LARGEST:g}, not {value!r}")
     return found
 
 
-def text(fields: Mapping[str, Any], name: str) -> str:
-    """The field as a name; numbers are names, too."""
-    return str(fields[name])
+def text(file: Path, line: int, fields: Mapping[str, Any], name: str, *, shown: bool = False) -> str:
+    """The field as a name; whole numbers are names, too. shown: it must be printable. Raises RatingFileInvalid."""
+    value = fields[name]
+    if not isinstance(value, str | int) or (shown and not str(value).isprintable()):
+        raise fault(file, line, f"`{name}` must be {'a printable ' if shown else ''}text, not {value!r}")
+    return str(value)
 
 
 def fault(file: Path, line: int, what: str) -> RatingFileInvalid:

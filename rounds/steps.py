@@ -6,6 +6,7 @@ A step returns an Outcome, or None when it has to wait.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,10 @@ from serving.errors import ExperimentConflict
 from serving.experiment_plan import Experiment, candidate_start
 from storage.artifacts import digest, read_manifest
 from storage.postgres import Connection, storable_json
+
+log = logging.getLogger(__name__)
+_GUARDRAILS_EVERY_S = 10.0
+_CONFLICT_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -222,7 +227,9 @@ def registration(bench: Workbench, round_: Round) -> Outcome | None:
     try:
         with bench.connection.transaction():
             started = experiments.start_experiment(bench.connection, start)
-    except ExperimentConflict:  # somebody else's experiment has the traffic: wait until it ends
+    except ExperimentConflict as error:  # somebody else's experiment has the traffic: wait until it ends
+        if bench.due("conflict", _CONFLICT_EVERY_S):
+            log.info("%s waits for its experiment: %s", checkpoint_id, error)
         return None
     return Outcome(
         "experiment",
@@ -263,9 +270,6 @@ def experiment(bench: Workbench, round_: Round) -> Outcome | None:
     if decision.state == "rejected":
         registry.retire_checkpoint(bench.connection, checkpoint_id)
     return Outcome(decision.state, decision.reason, decision.numbers)
-
-
-_GUARDRAILS_EVERY_S = 10.0
 
 
 def _breached(connection: Connection, experiment: Experiment) -> str:

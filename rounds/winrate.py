@@ -56,7 +56,8 @@ def read_win_rates(file: Path, *, confidence: float = 0.95) -> WinRates:
         ]
         if any(length < 0 for length in lengths):
             raise fault(file, line, "a length must not be negative")
-        rows.setdefault(text(fields, "model"), []).append((text(fields, "item"), preference, *lengths))
+        model = text(file, line, fields, "model", shown=True)
+        rows.setdefault(model, []).append((text(file, line, fields, "item"), preference, *lengths))
     models = [_rate(model, of_model, confidence) for model, of_model in rows.items()]
     models.sort(key=lambda rated: (-rated.win_rate, rated.model))
     return WinRates(tuple(models), sum(map(len, rows.values())), confidence)
@@ -68,7 +69,7 @@ def _rate(model: str, rows: list[tuple[str, float, float, float]], confidence: f
     mean, low, high, error = float(preference.mean()), None, None, None
     if items.max() > 0:
         found = clustered_mean_interval(preference, items, confidence)
-        mean, low, high, error = found.mean, found.low, found.high, found.error
+        low, high, error = max(0.0, found.low), min(1.0, found.high), found.error
     controlled = None
     if np.all(np.isfinite(length + reference)) and len(rows) > 1:
         controlled = length_controlled_rate(preference, length, reference, items)

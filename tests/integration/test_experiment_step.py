@@ -13,7 +13,7 @@ from rounds.settings import ExperimentSettings, RoundsSettings
 from rounds.steps import Workbench, experiment
 from rounds.store import Round
 from serving.experiment_plan import candidate_start
-from serving.experiments import list_experiments, start_experiment, stop_experiment
+from serving.experiments import get_experiment, list_experiments, start_experiment, stop_experiment
 from serving.registry import (
     Checkpoint,
     get_checkpoint,
@@ -21,6 +21,7 @@ from serving.registry import (
 )
 from storage.postgres import Connection, connect
 from tests.helpers.events_built import build_comparison, build_preference
+from tests.helpers.experiments import shown
 from tests.helpers.ledger import insert
 
 pytestmark = pytest.mark.real
@@ -126,3 +127,19 @@ def a_candidate_that_an_engine_refuses_later_is_withdrawn(connection: Connection
     assert outcome is not None
     assert outcome.to_state == "rejected"
     assert "its folder is gone" in outcome.reason
+
+
+def a_candidate_that_breaches_a_guardrail_is_withdrawn_however_well_it_is_liked(
+    connection: Connection, dsn: str, experiment_id: str
+) -> None:
+    for number in range(30):
+        vote(dsn, experiment_id, number, f"rater-{number}", "new")
+    started = get_experiment(connection, experiment_id)
+    answers = [shown(started, f"user-{number}", number) for number in range(400)]
+    broken = {"status": "upstream_error"}
+    insert(dsn, [one.model_copy(update=broken) if one.arm == "candidate" else one for one in answers])
+    outcome = experiment(bench(connection, dsn), round_of(experiment_id))
+    assert outcome is not None
+    assert (outcome.to_state, "error_rate" in outcome.reason) == ("rejected", True)
+    assert get_checkpoint(connection, "new").state == "retired"
+    assert get_experiment(connection, experiment_id).state == "rejected"

@@ -76,6 +76,9 @@ def the_intervals_are_clustered_by_what_every_row_has(file: Path) -> None:
         (f"{HEADER},weight\nx,y,a,-1\n".encode(), "line 2: `weight` must not be negative"),
         (f"{HEADER},weight\nx,y,a,much\n".encode(), "line 2: `weight` must be a number"),
         (f"{HEADER},weight\nx,y,a,inf\n".encode(), "line 2: `weight` must be a number"),
+        (f"{HEADER},weight\nx,y,a,1e300\n".encode(), "line 2: `weight` must be a number of at most 1e+12"),
+        (b'{"model_a": "\\ud800", "model_b": "b", "winner": "a"}\n', "line 1: `model_a` must be a printable text"),
+        (b'{"model_a": ["a"], "model_b": "b", "winner": "a"}\n', "line 1: `model_a` must be a printable text"),
         (f"{HEADER},weight\nx,y,a,0\n".encode(), "every row has the weight 0"),
         (f"{HEADER}\nx,y,a\n".encode(), "x never lost"),
         (b"\xff\xfe", "not UTF-8"),
@@ -97,6 +100,13 @@ def a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         read_leaderboard(tmp_path / "none")
     with pytest.raises(RatingFileInvalid, match="directory"):
         read_win_rates(tmp_path)
+
+
+def no_two_different_rows_give_no_interval(file: Path) -> None:
+    file.write_text(f"{HEADER}\n" + "x,y,tie\ny,z,tie\n" * 5)
+    assert [(one.model, one.strength, one.low) for one in read_leaderboard(file).models] == [
+        (name, pytest.approx(1), None) for name in "xyz"
+    ]
 
 
 def an_unknown_treatment_of_ties_is_bad_usage(file: Path) -> None:
