@@ -32,6 +32,9 @@ def start(
     control: Annotated[str | None, typer.Option(help="A checkpoint; what the alias names when not given.")] = None,
     alias: Annotated[str | None, typer.Option(help="Whose traffic; the settings' alias when not given.")] = None,
     metric: Annotated[str, typer.Option(help="preference, thumb, rating, score:NAME or signal:NAME.")] = "preference",
+    further: Annotated[
+        list[str] | None, typer.Option("--further", help="Another metric, told and not decisive. Repeatable.")
+    ] = None,
     unit: Annotated[str, typer.Option(help="What is assigned: user, session or response.")] = "user",
     share: Annotated[float, typer.Option(min=0, max=1, help="Part of the alias's units in the experiment.")] = 1.0,
     namespace: Annotated[
@@ -78,6 +81,7 @@ def start(
             "alias": name,
             "arms": arms,
             "metric": metric,
+            "further_metrics": further or [],
             "unit": unit,
             "share": share,
             "namespace": namespace,
@@ -231,18 +235,19 @@ def _print_report(made: dict[str, Any], seconds: float) -> None:
                 "verdict": side["verdict"],
             }
         )
-        if effect is not None:
-            estimates.append(
-                {
-                    "arm": compared["arm"],
-                    "number": f"{effect['metric']}, less the control's",
-                    "estimate": _percent(effect["difference"]),
-                    "from": _percent(effect["low"]),
-                    "to": _percent(effect["high"]),
-                    "votes": effect["voters"],
-                    "verdict": effect["verdict"],
-                }
-            )
+        estimates += [
+            {
+                "arm": compared["arm"],
+                "number": f"{one['metric']}, less the control's{'' if one is effect else '; decides nothing'}",
+                "estimate": _percent(one["difference"]),
+                "from": _percent(one["low"]),
+                "to": _percent(one["high"]),
+                "votes": one["voters"],
+                "verdict": one["verdict"],
+            }
+            for one in (effect, *compared["further"])
+            if one is not None
+        ]
         guardrails += [
             {name: one[name] for name in ("arm", "guardrail", "value", "low", "high", "limit", "verdict")}
             for one in compared["guardrails"]

@@ -64,6 +64,12 @@ def make_report(connection: Connection, experiment_id: str) -> dict[str, Any]:
     alpha = experiment.plan.alpha / (len(experiment.arms) - 1)
     weights = [change["detail"]["weights"] for change in history if change["detail"].get("weights")]
     judged = read_judged(connection, experiment, metric)
+    exposed = sum(units.values())
+    further = [
+        (one, read_votes(connection, experiment, one))
+        for one in map(metric_of, experiment.plan.further_metrics)
+        if one.name != metric.name
+    ]
     compared = []
     for place, arm in enumerate(experiment.arms[1:], start=1):
         both = experiment.control.name, arm.name
@@ -78,7 +84,10 @@ def make_report(connection: Connection, experiment_id: str) -> dict[str, Any]:
             {
                 "arm": arm.name,
                 "side_by_side": _side_by_side(connection, experiment, arm, alpha),
-                "effect": _effect(experiment, metric, votes, place, weights, sum(units.values()), alpha, earlier),
+                "effect": _effect(experiment, metric, votes, place, weights, exposed, alpha, earlier),
+                "further": [
+                    _effect(experiment, one, told, place, weights, exposed, alpha, {}) for one, told in further
+                ],
                 "segments": _segments(votes, place),
                 "judge": _judge(judged, experiment.control.name, arm.name),
                 "guardrails": [finding.as_json() for finding in findings],

@@ -16,7 +16,7 @@ MOVES: dict[State, frozenset[State]] = {
     "stopped": frozenset(),
 }
 """From each state to which; those that lead nowhere are ends."""
-METRIC = r"preference|thumb|rating|score:.{1,256}|signal:(copied|regenerated|abandoned|shared)"
+_ON_ANSWERS = r"thumb|rating|score:.{1,256}|signal:(copied|regenerated|abandoned|shared)"
 _TOLERANCE = 1e-3
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -53,16 +53,18 @@ class Plan(BaseModel):
 
     unit: what is assigned; where a request has no user the session stands in, else the response. metric: what decides,
     `preference` (side-by-side choices), or votes on single answers: `thumb`, `rating`, `score:NAME`, `signal:NAME`.
-    window_s: a vote counts when it comes within so many seconds after its unit was first shown an answer.
-    alpha: the chance (0 to 1) of promoting an arm that is no better, whenever one looks. planned_units: for who wants a
-    fixed-horizon test beside it, units after which to look once. testers: unit → arm that it always sees; not counted.
-    shadow_share: part of the alias's answered prompts that the candidate answers too, unseen.
+    further_metrics: told beside it, and decide nothing. window_s: a vote counts when it comes within so many seconds
+    after its unit was first shown an answer. alpha: the chance (0 to 1) of promoting an arm that is no better,
+    whenever one looks. planned_units: for who wants a fixed-horizon test beside it, units after which to look once.
+    testers: unit → arm that it always sees; not counted. shadow_share: part of the alias's answered prompts that the
+    candidate answers too, unseen.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     unit: Unit = "user"
-    metric: str = Field(default="preference", pattern=f"^({METRIC})$")
+    metric: str = Field(default="preference", pattern=f"^(preference|{_ON_ANSWERS})$")
+    further_metrics: tuple[Annotated[str, Field(pattern=f"^({_ON_ANSWERS})$")], ...] = Field(default=(), max_length=8)
     window_s: float = Field(default=86_400.0, gt=0, le=366 * 86_400)
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
     planned_units: int | None = Field(default=None, ge=2)

@@ -26,9 +26,12 @@ def register(connection: Connection, *names: str) -> None:
     )
 
 
-def start(connection: Connection, weight: float = 0.5, **plan: Any) -> Experiment:
-    """A running test of `new` against `base`, begun an hour ago."""
-    started = start_experiment(connection, candidate_start("flash", "base", "new", weight, **plan))
+def start(connection: Connection, weight: float = 0.5, candidate: str = "new", **plan: Any) -> Experiment:
+    """A running test of the candidate against `base`, begun an hour ago; its salt, and so who is in which arm, is
+    always the same.
+    """
+    started = start_experiment(connection, candidate_start("flash", "base", candidate, weight, **plan))
+    connection.execute("update experiments set salt = 'salt'")
     for table, column in (("experiments", "started_at"), ("experiment_changes", "changed_at")):
         connection.execute(f"update {table} set {column} = now() - interval '1 hour'")
     return get_experiment(connection, started.experiment_id)

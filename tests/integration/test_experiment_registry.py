@@ -69,14 +69,14 @@ def a_gateway_follows_start_ramp_and_stop_and_moves_few_units(connection: Connec
     started = start_experiment(connection, candidate_start("flash", "base", "one", 0.2, share=0.5))
     first = arms_of(table(dsn))
     in_it = [arm for arm in first.values() if arm]
-    assert abs(len(in_it) / len(first) - 0.5) < 0.03
-    assert abs(sum(arm.endswith("candidate") for arm in in_it) / len(in_it) - 0.2) < 0.03
+    assert abs(len(in_it) / len(first) - 0.5) < 0.045
+    assert abs(sum(arm.endswith("candidate") for arm in in_it) / len(in_it) - 0.2) < 0.05
     ramped = ramp_experiment(connection, started.experiment_id, weights={"control": 0.4, "candidate": 0.6})
     assert [arm.weight for arm in ramped.arms] == [0.4, 0.6]
     second = arms_of(table(dsn))
     moved = Counter((first[unit], second[unit]) for unit in first if first[unit] != second[unit])
     assert set(moved) == {(f"{started.experiment_id}/control", f"{started.experiment_id}/candidate")}
-    assert abs(moved.total() / len(in_it) - 0.4) < 0.04
+    assert abs(moved.total() / len(in_it) - 0.4) < 0.06
     ramp_experiment(connection, started.experiment_id, share=0.8)
     third = arms_of(table(dsn))
     assert all(third[unit] == arm for unit, arm in second.items() if arm)

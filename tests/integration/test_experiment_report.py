@@ -270,10 +270,7 @@ def the_votes_side_by_side_decide_where_they_are_the_metric(connection: Connecti
 
 
 def an_aa_test_says_that_it_is_one(connection: Connection, dsn: str) -> None:
-    from serving.experiment_plan import candidate_start
-    from serving.experiments import start_experiment
-
-    started = start_experiment(connection, candidate_start("flash", "base", "base", 0.5, metric="thumb"))
+    started = start(connection, candidate="base", metric="thumb")
     insert(dsn, crowd(started, 200, 0.6, 0.6))
     report = report_of(dsn, started.experiment_id)
     assert report["is_aa"]
@@ -314,6 +311,33 @@ def every_metric_is_measured(metric: str, vote: Any, verdict: str, connection: C
     effect = report_of(dsn, experiment.experiment_id)["compared"][0]["effect"]
     assert effect["metric"] == metric
     assert effect["verdict"] == verdict
+
+
+def a_further_metric_is_told_and_decides_nothing(connection: Connection, dsn: str, tmp_path: Path) -> None:
+    experiment = start(connection, metric="thumb", further_metrics=("signal:copied", "rating"))
+    events = crowd(experiment, 600, 0.5, 0.5)
+    copied = [
+        build_vote("signal", response_id=one.response_id, rater=one.user)
+        for one in events[::2]
+        if one.arm == "candidate"
+    ]
+    insert(dsn, [*events, *copied])
+    report = report_of(dsn, experiment.experiment_id)
+    [compared] = report["compared"]
+    assert compared["effect"]["verdict"] == "open"
+    assert compared["further"] == [None, None]  # nobody copied in the control, nobody rated
+    some = [
+        build_vote("signal", response_id=one.response_id, rater=one.user)
+        for one in events[:40:2]
+        if one.arm == "control"
+    ]
+    insert(dsn, some)
+    report = report_of(dsn, experiment.experiment_id)
+    [found, _] = report["compared"][0]["further"]
+    assert (found["metric"], found["verdict"]) == ("signal:copied", "better")
+    assert "open" in report["sentence"]
+    write_page(report, tmp_path / "page.html")
+    assert "decides nothing" in (tmp_path / "page.html").read_text()
 
 
 def the_page_holds_its_plots_and_loads_nothing(connection: Connection, dsn: str, tmp_path: Path) -> None:
