@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flywheel import cli_bench, cli_experiments, cli_parts, cli_records, cli_registry
+from flywheel import cli_bench, cli_experiments, cli_parts, cli_records, cli_registry, cli_reward
 
 app = typer.Typer(
     name="flywheel",
@@ -23,6 +23,7 @@ cli_parts.add_to(app)
 cli_records.add_to(app)
 cli_registry.add_to(app)
 cli_experiments.add_to(app)
+cli_reward.add_to(app)
 cli_bench.add_to(app)
 
 model_app = typer.Typer(help="The base model.", no_args_is_help=True)

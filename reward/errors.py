@@ -2,6 +2,8 @@
 
 RewardError
 ├── TooFewPairs          the snapshot has too little to train or to judge on (more votes help, not a retry)
+├── PairsInvalid         a file of pairs can't be read, or has nothing to judge by (no retry)
+├── RewardModelUnknown   no reward model has this id (no retry)
 └── RewardModelMismatch  the artifact was made for another base model or by another layout (no retry)
 """
 
@@ -12,6 +14,14 @@ class RewardError(Exception):
 
 class TooFewPairs(RewardError):
     """Not enough decided pairs, on the training side or on the held-out side."""
+
+
+class PairsInvalid(RewardError):
+    """A file of pairs can't be read; the message says where and why."""
+
+
+class RewardModelUnknown(RewardError):
+    """No reward model has this id, or none is released yet."""
 
 
 class RewardModelMismatch(RewardError):

@@ -42,7 +42,8 @@ class LinearHead:
 
 @dataclass(frozen=True)
 class FittedHead:
-    """head: the model; length_head: the baseline that sees the length alone.
+    """head: the model; length_head: the baseline that sees the length alone; controlled_head: the model less what its
+    scores of the training answers owe, linearly, to their lengths.
 
     preference_scale: sigmoid(preference_scale × score difference) is the calibrated probability of a vote.
     group_gains: group of features → nats per vote that the out-of-fold loss grows by without it.
@@ -50,6 +51,7 @@ class FittedHead:
 
     head: LinearHead
     length_head: LinearHead
+    controlled_head: LinearHead
     choice: Choice
     preference_scale: float
     group_gains: dict[str, float]
@@ -81,14 +83,18 @@ def fit_head(features: Features, pairs: Comparisons, groups: dict[str, slice], s
     scale = np.full(values.shape[1], 1 / root)
     scale[length] = choice.length_scale / np.sqrt(length.stop - length.start)
 
-    def linear(scale: Array, penalty: float) -> tuple[LinearHead, float]:
+    def linear(scale: Array, penalty: float, *, controlled: bool = False) -> tuple[LinearHead, float]:
         beta = scale * fit(differences * scale, pairs.target, pairs.weight, penalty)
         raw = standard @ beta
+        if controlled:
+            beta[length] -= np.linalg.lstsq(standard[:, length], raw, rcond=None)[0]
+            raw = standard @ beta
         unit = float(raw.std()) or 1.0
         tensors = {"weight": beta / spread / unit, "mean": mean, **limits}
         return LinearHead(tensors, length), unit
 
     head, unit = linear(scale, choice.penalty)
+    controlled_head, controlled_unit = linear(scale, choice.penalty, controlled=True)
     only_length = np.zeros(values.shape[1])
     only_length[length] = 1.0
     length_head, _ = linear(only_length, _BASELINE_PENALTY)
@@ -96,7 +102,9 @@ def fit_head(features: Features, pairs: Comparisons, groups: dict[str, slice], s
         name: _loss_without(part, differences * scale, pairs, choice.penalty, settings.folds) - choice.loss
         for name, part in groups.items()
     }
-    return FittedHead(head, length_head, choice, choice.temperature * unit, gains)
+    if settings.length_control:
+        head, unit = controlled_head, controlled_unit
+    return FittedHead(head, length_head, controlled_head, choice, choice.temperature * unit, gains)
 
 
 def _loss_without(part: slice, differences: Array, pairs: Comparisons, penalty: float, folds: int) -> float:

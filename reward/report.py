@@ -9,6 +9,7 @@ class RewardReport(BaseModel):
     held_out_*: the model on votes over prompts it never saw. length_only_*: the same votes, a model that sees the
     answer's length alone. gain_over_length_*: the paired difference of the two. previous_*: the earlier reward
     model on the same votes, and the paired difference new − previous; null without an earlier one.
+    controlled_accuracy, controlled_correlation: of the scores less what they owe to length (settings.length_control).
     length_sentence: in words, whether length alone would explain the votes.
     correlation_with_length: Pearson, of the score with the number of tokens, over the held-out answers.
     calibration_error: expected, on held-out votes. group_gains: group of features → nats per vote by which the
@@ -36,6 +37,8 @@ class RewardReport(BaseModel):
     gain_over_length_high: float
     length_sentence: str
     correlation_with_length: float
+    controlled_accuracy: float | None = None
+    controlled_correlation: float | None = None
     calibration_error: float
     out_of_fold_loss: float
     group_gains: dict[str, float]

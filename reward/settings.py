@@ -19,6 +19,8 @@ class RewardSettings(BaseModel):
     penalties: L2 penalties to choose from by cross-validation, in whose folds prompts stay whole. At penalty 1 the
         prior gives the hidden-state part of an answer's score a variance of about 1.
     length_scales: prior standard deviation of the length part over that of the hidden-state part, to choose from.
+    length_control: whether scores are made independent of length: what they owe to it, linearly, on the training
+        answers is taken away. The report tells the accuracy with and without.
     length_tail: share of the training answers at either end whose length counts as the tail's limit.
     folds: folds of that cross-validation.
     minimum_train_pairs, minimum_heldout_pairs: below either, training is refused.
@@ -36,6 +38,7 @@ class RewardSettings(BaseModel):
     tie_weight: float = Field(default=0.5, ge=0, le=1)
     penalties: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
     length_scales: tuple[float, ...] = (0.3, 1.0, 3.0)
+    length_control: bool = False
     length_tail: float = Field(default=0.02, ge=0, lt=0.5)
     folds: int = Field(default=5, ge=2)
     minimum_train_pairs: int = Field(default=40, ge=4)

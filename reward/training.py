@@ -92,6 +92,7 @@ def train_reward_model(
     by_length = clustered_mean(right_by_length, group, settings.confidence)
     gain = clustered_mean(right - right_by_length, group, settings.confidence)
     digest = base_digest(base_model)
+    tokens = heldout.features[:, extractor.groups[LENGTH].start].astype(np.float64)
     report = RewardReport(
         reward_model_id=out.name,
         snapshot_id=snapshot.snapshot_id,
@@ -110,10 +111,9 @@ def train_reward_model(
         gain_over_length_low=gain.low,
         gain_over_length_high=gain.high,
         length_sentence=length_sentence(accuracy, by_length, gain),
-        correlation_with_length=correlation(
-            fitted.head(heldout.features).astype(np.float64),
-            heldout.features[:, extractor.groups[LENGTH].start].astype(np.float64),
-        ),
+        correlation_with_length=correlation(fitted.head(heldout.features).astype(np.float64), tokens),
+        controlled_accuracy=float(correct(heldout.margins(fitted.controlled_head)).mean()),
+        controlled_correlation=correlation(fitted.controlled_head(heldout.features).astype(np.float64), tokens),
         calibration_error=calibration_error(fitted.preference_scale * margins),
         out_of_fold_loss=fitted.choice.loss,
         group_gains=fitted.group_gains,
