@@ -4,6 +4,7 @@ Guarantees: leaving the `with` block stops everything that `start` started, howe
 """
 
 import contextlib
+import random
 import socket
 import time
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 from feedback.audit import AuditReport, audit
 from flywheel import control
-from flywheel.errors import NotRunning
+from flywheel.errors import NotRunning, PortTaken
 from flywheel.settings import load_settings, parse_assignments
 
 DRAIN_S = 60.0
+_PORTS = range(20_000, 32_768)
 
 
 class Platform:
@@ -89,9 +91,18 @@ class Platform:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different TCP ports of the loopback interface that nobody listens on right now."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(listener.getsockname()[1]) for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+    """`count` different TCP ports of the loopback interface that nobody listens on right now.
+
+    None is of the range that systems give to outgoing connections (from 32768 on): one of those could be taken by
+    somebody's connection before it is listened on.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        if len(found) == count:
+            return found
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        found.append(port)
+    raise PortTaken(f"fewer than {count} ports from {_PORTS.start} to {_PORTS.stop - 1} are free on 127.0.0.1")

@@ -4,7 +4,6 @@ They are the ones that `flywheel up` starts (flywheel.embedded), in a process th
 """
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flywheel.embedded import embedded_dsn, listens, wait_for_database
+from flywheel.handle import free_ports
 from storage.errors import DatabaseUnreachable
 from storage.migrations import migrate, read_migrations
 from storage.postgres import connect
@@ -25,8 +25,8 @@ START_WITHIN_S = 60.0
 
 def free_port() -> int:
     """A TCP port on 127.0.0.1 that nobody listens on right now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    [port] = free_ports(1)
+    return port
 
 
 def wait_until_up(process: "subprocess.Popen[bytes]", is_up: Callable[[], bool]) -> None:
