@@ -41,30 +41,34 @@ def allocate(shares: Mapping[str, float], before: Allocation = NOBODY) -> Alloca
     Owners of `before` without a share lose what they had; what is left over is nobody's. Raises ValueError for shares
     that are negative or more than the whole.
     """
-    wanted = _points(shares)
-    kept: list[tuple[int, int, str | None]] = []  # (from, to, owner or None when it is free)
-    left = dict(wanted)
+    left = _points(shares)
+    pieces: list[tuple[int, int, str | None]] = []  # (from, to, owner)
+    freed: list[tuple[int, int]] = []
+    free: list[tuple[int, int]] = []
     begin = 0
     for end, owner in before:
-        keeps = min(end - begin, left.get(owner, 0)) if owner is not None else 0
-        if owner is not None and keeps:
+        keeps = 0
+        if owner is not None and left.get(owner):
+            keeps = min(end - begin, left[owner])
             left[owner] -= keeps
-            kept.append((begin, begin + keeps, owner))
+            pieces.append((begin, begin + keeps, owner))
         if begin + keeps < end:
-            kept.append((begin + keeps, end, None))
+            (free if owner is None else freed).append((begin + keeps, end))
         begin = end
     growing = [(owner, points) for owner, points in left.items() if points]
-    line: list[Stretch] = []
-    for begin, end, owner in kept:
-        while owner is None and growing and begin < end:
-            name, points = growing.pop(0)
+    for begin, end in freed + free:  # whoever loses its owner moves anyway: the growing take those first
+        while growing and begin < end:
+            owner, points = growing.pop(0)
             taken = min(points, end - begin)
             if taken < points:
-                growing.insert(0, (name, points - taken))
+                growing.insert(0, (owner, points - taken))
+            pieces.append((begin, begin + taken, owner))
             begin += taken
-            _append(line, begin, name)
         if begin < end:
-            _append(line, end, owner)
+            pieces.append((begin, end, None))
+    line: list[Stretch] = []
+    for _, end, owner in sorted(pieces, key=_start):
+        _append(line, end, owner)
     return tuple(line)
 
 
@@ -111,3 +115,7 @@ def _append(line: list[Stretch], end: int, owner: str | None) -> None:
 
 def _end(stretch: Stretch) -> int:
     return stretch[0]
+
+
+def _start(piece: tuple[int, int, str | None]) -> int:
+    return piece[0]

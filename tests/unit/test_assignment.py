@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -96,6 +96,7 @@ def two_salts_are_independent() -> None:
 
 
 @given(st.lists(shares, min_size=1, max_size=6))
+@example([{"a": 0.5, "c": 0.5}, {"c": 0.5}, {"a": 0.5}])
 def every_change_gives_each_its_share_and_moves_the_least_that_can_be(history: list[dict[str, float]]) -> None:
     before = NOBODY
     for wanted in history:
