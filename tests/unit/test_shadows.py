@@ -60,7 +60,7 @@ async def a_slow_shadow_delays_nobody_and_few_run_at_once() -> None:
     began = time.monotonic()
     for _ in range(6):
         assert (await bench.ask()).status_code == 200
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 30
     assert dropped(bench) == 4
     bench.gateway.shadows.close()
     await bench.gateway.shadows.settle()
@@ -107,7 +107,7 @@ class SlowFor(ScriptedEngine):
         self._checkpoint_id = checkpoint_id
 
     def call(self, base_id: str, path: str, headers: list[tuple[str, str]], body: bytes) -> Any:
-        self.pause_s = 5.0 if self._checkpoint_id.encode() in body else 0.0
+        self.pause_s = 60.0 if self._checkpoint_id.encode() in body else 0.0
         return super().call(base_id, path, headers, body)
 
 

