@@ -5,13 +5,13 @@ by the arms); people's votes alone decide, judges' are shown apart; what can't b
 """
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from rounds.evidence import (
     ArmFacts,
@@ -28,7 +28,7 @@ from rounds.evidence import (
 from rounds.experiments import Tally, evidence_path, tally
 from rounds.guardrails import check_guardrails
 from rounds.statistics.adjust import cuped, prediction_powered_difference, prediction_powered_mean
-from rounds.statistics.anytime import log_evidence_better, log_evidence_worse, win_share_bounds
+from rounds.statistics.anytime import log_evidence_better, log_evidence_worse, sample_ratio_evidence, win_share_bounds
 from rounds.statistics.fixed import Estimate, difference, wilson_interval
 from rounds.statistics.planning import days_until, minimum_detectable_effect, votes_anytime
 from rounds.statistics.sequences import difference_sequence
@@ -146,18 +146,13 @@ def wilson_interval_of(mean: float, count: int) -> tuple[float, float]:
 
 
 def _sample_ratio(periods: Sequence[Period]) -> dict[str, Any]:
-    """Whether as many units came to each arm as should: chi-square, summed over the stretches between ramps."""
-    statistic, freedom = 0.0, 0
-    impossible = False
+    """Whether as many units came to each arm as should, over all stretches between ramps, whenever somebody looks."""
+    evidence = 0.0
     for period in periods:
-        shares = np.array(period.weights) / sum(period.weights)
-        counts, expected = np.array(period.counts, dtype=float), shares * sum(period.counts)
-        impossible |= bool(np.any((shares == 0) & (counts > 0.01 * counts.sum())))
-        used = shares > 0
-        if used.sum() > 1:
-            statistic += float(np.sum((counts[used] - expected[used]) ** 2 / expected[used]))
-            freedom += int(used.sum()) - 1
-    p_value = 0.0 if impossible else float(stats.chi2.sf(statistic, freedom)) if freedom else None
+        shares, counts = np.array(period.weights), np.array(period.counts)
+        late = (shares == 0) & (counts <= 0.01 * counts.sum())  # of an arm that was just ramped to nothing
+        evidence += float(sample_ratio_evidence(counts[~late], shares[~late])) if counts.any() else 0.0
+    p_value = math.exp(-max(evidence, 0.0)) if any(any(period.counts) for period in periods) else None
     return {
         "p_value": p_value,
         "limit": SAMPLE_RATIO_LIMIT,

@@ -1,6 +1,7 @@
 """Estimates made sharper by what else is known: a unit's earlier score, or the votes of a judge model.
 
-For a horizon fixed in advance. Nothing here lets a judge's votes stand for people's: they only explain part of the
+For a horizon fixed in advance, and for many units: with twenty human votes 95 % intervals cover some 92 %, with a
+hundred 95 %. Nothing here lets a judge's votes stand for people's: they only explain part of the
 noise.
 """
 
@@ -15,8 +16,8 @@ from rounds.statistics.fixed import Estimate, difference
 
 @dataclass(frozen=True)
 class Adjusted:
-    """adjusted, plain: the difference with and without the covariate. removed: part (0 to 1) of the variance that is
-    gone.
+    """adjusted, plain: the difference with and without the covariate. removed: part of the variance that is gone (1:
+    all of it; a bit below 0 when the covariate tells nothing).
 
     theta: slope on the covariate; imputed: units without one, which got the mean.
     """

@@ -8,6 +8,7 @@ of a tie is one. Votes are taken as exchangeable given the win share; clustering
 import math
 from functools import lru_cache
 
+import numpy as np
 from scipy import optimize, special, stats
 
 
@@ -33,6 +34,28 @@ def log_evidence_better(wins: int, losses: int, share: float = 0.5) -> float:
 def log_evidence_worse(wins: int, losses: int) -> float:
     """The same against "the win share of decided votes is at least one half"."""
     return log_evidence_better(losses, wins)
+
+
+def sample_ratio_evidence(counts: np.ndarray, weights: np.ndarray, concentration: float = 100.0) -> np.ndarray:
+    """Natural log of the e-value against "units come to the arms by these weights": may be looked at after every unit.
+
+    Multinomial likelihoods mixed by a Dirichlet density around the weights (Lindon & Malek 2022, "Anytime-valid
+    inference for multinomial count data", §3): it passes log(1 / alpha) by chance with a probability of at most alpha.
+    counts: int64[..., k], of one stretch of constant weights; add up the stretches between ramps. weights: float64[k],
+    any scale; an arm of weight 0 must be empty, else the evidence is infinite. concentration: how near the weights
+    deviations are looked for. Returns float64[...]. Raises ValueError for different lengths or numbers that can't be.
+    """
+    counts, weights = np.asarray(counts, dtype=float), np.asarray(weights, dtype=float)
+    if counts.shape[-1:] != weights.shape or np.any(counts < 0):
+        raise ValueError("a sample ratio needs a weight for each count, and no count is negative")
+    if not concentration > 0 or np.any(weights < 0) or not weights.sum() > 0:
+        raise ValueError("weights are 0 or more, not all of them 0, and the concentration is above 0")
+    used = weights > 0
+    shares, seen = weights[used] / weights[used].sum(), counts[..., used]
+    prior, total = concentration * shares, seen.sum(axis=-1)
+    arms = special.gammaln(prior + seen) - special.gammaln(prior) - seen * np.log(shares)
+    evidence = arms.sum(axis=-1) + special.gammaln(concentration) - special.gammaln(concentration + total)
+    return np.where(counts[..., ~used].any(axis=-1), np.inf, evidence)
 
 
 @lru_cache(maxsize=4096)

@@ -4,7 +4,7 @@ Howard, Ramdas, McAuliffe & Sekhon 2021, "Time-uniform, nonparametric, nonasympt
 `s` is the sum, `v` its intrinsic time (a variance), both in the units of the data and their square. Each mixture's
 exp(log_mixture(s, v)) is at most a supermartingale that begins at 1 when the sum is sub-psi for its psi; the bound is
 the s at which it reaches 1/alpha (Ville's inequality). A mixture is tightest near the v_opt for which it was tuned
-and valid at every v. All functions take arrays.
+and valid at every v. All functions take arrays; a bound raises ValueError unless alpha lies between 0 and 1.
 """
 
 import math
@@ -13,8 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
+from scipy.optimize import elementwise
 
 _HALVINGS = 55
+_PRECISION = 1e-11  # relative, of a bound
+_TINY = 1e-250  # an incomplete gamma function below it is taken from another formula
+_FRACTIONS = 100  # terms of that one
 
 
 def normal_rho(v_opt: float, alpha_opt: float, *, one_sided: bool = False) -> float:
@@ -42,7 +46,7 @@ class TwoSidedNormal:
     def bound(self, v: np.ndarray, alpha: float) -> np.ndarray:
         """The |s| that is passed with a chance of at most alpha: in closed form."""
         v = np.asarray(v, dtype=float)
-        return np.asarray(np.sqrt((v + self.rho) * (np.log((v + self.rho) / self.rho) + 2 * math.log(1 / alpha))))
+        return np.asarray(np.sqrt((v + self.rho) * (np.log((v + self.rho) / self.rho) + 2 * _level(alpha))))
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class BetaBinomial:
         return cls(max(rho - g * h, 1e-3 * g * h), g, h, one_sided)
 
     def log_mixture(self, s: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """log m(s, v); s at most v / g."""
+        """log m(s, v); s at most v / g. One-sided, far below 0 it may be minus infinity."""
         g, h, both = self.g, self.h, self.g + self.h
         likelihood = v / (g * h) * math.log(both) - (v + h * s) / (h * both) * math.log(g)
         likelihood = likelihood - (v - g * s) / (g * both) * math.log(h)
@@ -138,7 +142,8 @@ class BetaBinomial:
         whole = special.betaln(a, b)
         if not self.one_sided:
             return np.asarray(whole)
-        return np.asarray(whole + np.log(special.betainc(a, b, self.h / (self.g + self.h))))
+        with np.errstate(divide="ignore"):
+            return np.asarray(whole + np.log(special.betainc(a, b, self.h / (self.g + self.h))))
 
     def bound(self, v: np.ndarray, alpha: float) -> np.ndarray:
         """The s that is passed with a chance of at most alpha; v / g, the largest that can be, where none is."""
@@ -192,16 +197,24 @@ def _solve(
     alpha: float,
     most: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The s at which the mixture reaches 1 / alpha, by bisection on all v at once."""
+    """The s at which the mixture reaches 1 / alpha, on all v at once (Chandrupatla 1997); `most` where it does not."""
     v = np.asarray(v, dtype=float)
-    level = math.log(1 / alpha)
+    level = _level(alpha)
     if most is None:
         most = np.sqrt(v) + 1.0
         while np.any(low := log_mixture(most, v) < level):
             most = np.where(low, 2 * most, most)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        passed = _bisect(lambda s: log_mixture(s, v) > level, most, np.zeros_like(most))
-    return np.asarray(passed)
+    tolerances = {"xatol": 0.0, "xrtol": _PRECISION, "fatol": _PRECISION}
+    found = elementwise.find_root(
+        lambda s, v: log_mixture(s, v) - level, (np.zeros_like(most), most), args=(v,), tolerances=tolerances
+    )
+    return np.where(found.success, found.x, most)
+
+
+def _level(alpha: float) -> float:
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha, the chance to pass the bound, lies between 0 and 1, not {alpha:g}")
+    return math.log(1 / alpha)
 
 
 def _bisect(holds: Callable[[np.ndarray], np.ndarray], inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
@@ -214,10 +227,27 @@ def _bisect(holds: Callable[[np.ndarray], np.ndarray], inside: np.ndarray, outsi
 
 
 def _log_gamma_part(shape: np.ndarray, rate: np.ndarray) -> np.ndarray:
-    """Log of the integral of u^(shape - 1) e^(-rate u) from 0 to 1."""
-    return np.asarray(special.gammaln(shape) + np.log(special.gammainc(shape, rate)) - shape * np.log(rate))
+    """Log of the integral of u^(shape - 1) e^(-rate u) from 0 to 1; the rate may be 0 or less (DLMF 8.5.1)."""
+    shape, rate = np.broadcast_arrays(shape, rate)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        part = special.gammainc(shape, rate)
+        log = np.array(special.gammaln(shape) + np.log(part) - shape * np.log(rate))
+        rest = ~(part > _TINY)
+    a, b = shape[rest], rate[rest]
+    log[rest] = np.log(special.hyp1f1(1.0, a + 1, b)) - b - np.log(a)
+    return log
 
 
 def _log_upper_part(shape: np.ndarray, rate: np.ndarray) -> np.ndarray:
-    """Log of the integral of u^(shape - 1) e^(-rate u) from 1 on."""
-    return np.asarray(special.gammaln(shape) + np.log(special.gammaincc(shape, rate)) - shape * np.log(rate))
+    """Log of the integral of u^(shape - 1) e^(-rate u) from 1; the shape may be 0 or less (DLMF 8.9.2, even part)."""
+    shape, rate = np.broadcast_arrays(shape, rate)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        part = special.gammaincc(shape, rate)
+        log = np.array(special.gammaln(shape) + np.log(part) - shape * np.log(rate))
+        rest = ~(part > _TINY)
+    a, b = shape[rest], rate[rest]
+    fraction = np.zeros_like(b)
+    for k in range(_FRACTIONS, 0, -1):
+        fraction = k * (k - a) / (b + 2 * k + 1 - a - fraction)
+    log[rest] = -b - np.log(b + 1 - a - fraction)
+    return log

@@ -96,9 +96,9 @@ def difference_sequence(
     the difference whatever the arms' weights are, so these may be ramped while the users' mood drifts, which fools a
     comparison of the arms' means. Deviations are taken from 0 rather than from the mean so far: that halves the
     scale, and costs little where effects are small. least_propensity: a lower bound that was known beforehand; the
-    smallest seen when null. centre: the value of a unit that says nothing. is_control: bool[n], where there are
-    further arms, whose units tell nothing and count. Raises ValueError for lengths, values or propensities that can't
-    be.
+    smallest seen when null, which is as good only once an arm was seen at its lowest weight. centre: the value of a
+    unit that says nothing. is_control: bool[n], where there are further arms, whose units tell nothing and count.
+    Raises ValueError for lengths, values or propensities that can't be.
     """
     values, propensity = _in_unit_interval(values), np.asarray(propensity, dtype=float)
     if not len(is_candidate) == len(propensity) == len(values):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import special
 
 from rounds.statistics.mixtures import (
     BetaBinomial,
@@ -86,6 +87,56 @@ def the_bounds_are_passed_seldom_by_fair_coins(mixture: Any) -> None:
     sums = np.cumsum(generator.choice([-1, 1], (1000, 500)), axis=1)
     passed = np.mean(np.any(sums >= bounds, axis=1))
     assert 0.005 < passed <= 0.1
+
+
+@pytest.mark.parametrize(
+    "mixture",
+    [OneSidedNormal(20.0), GammaExponential(20.0, 1.0), GammaExponential(700.0, 5.0), GammaPoisson(20.0, 1.0)],
+)
+def the_evidence_falls_with_the_sum_and_stays_a_number_far_below_zero(mixture: Any) -> None:
+    """Where the sum is so negative that the usual formula has no logarithm, another one goes on smoothly."""
+    v = np.array([0.1, 3.0, 500.0, 1e5])
+    sums = np.outer(np.linspace(-20, 2, 400), np.maximum(v, 1.0))
+    evidence = mixture.log_mixture(sums, v)
+    assert np.all(np.isfinite(evidence))
+    assert np.all(np.diff(evidence, axis=0) > 0)
+    assert np.all(np.diff(evidence, 2, axis=0) > -1e-6)  # convex, so without a step where the formulas meet
+
+
+@pytest.mark.parametrize(("s", "v"), [(-30.0, 4.0), (-24.0, 4.0), (-3.0, 4.0), (6.0, 4.0), (-400.0, 30.0)])
+def the_evidence_equals_its_integral(s: float, v: float) -> None:
+    """The mixture over the rate of betting, HRMS propositions 9 and 10, by quadrature; rho 20, scale 1."""
+
+    def log_integral(power: float, rate: float, low: float, high: float) -> float:
+        points, weights = np.polynomial.legendre.leggauss(400)
+        u = low + (high - low) * (points + 1) / 2
+        return float(special.logsumexp(power * np.log(u) - rate * u, b=weights * (high - low) / 2))
+
+    lower = s + v + log_integral(v + 19, s + v + 20, 0, 1) - log_integral(19, 20, 0, 1)
+    assert float(GammaExponential(20, 1).log_mixture(np.array(s), np.array(v))) == pytest.approx(lower, abs=1e-8)
+    upper = v + log_integral(s + v + 19, v + 20, 1, 12) - log_integral(19, 20, 1, 12)
+    assert float(GammaPoisson(20, 1).log_mixture(np.array(s), np.array(v))) == pytest.approx(upper, abs=1e-8)
+
+
+def the_sequential_test_of_gbstats_is_the_normal_mixture() -> None:
+    pytest.importorskip("gbstats", reason="gbstats is not installed")
+    from gbstats.frequentist.tests import SequentialConfig, SequentialTwoSidedTTest
+    from gbstats.models.statistics import ProportionStatistic
+
+    arms = [ProportionStatistic(n=900, sum=400), ProportionStatistic(n=1100, sum=560)]
+    config = SequentialConfig(difference_type="absolute", sequential_tuning_parameter=500)
+    theirs = SequentialTwoSidedTTest(*arms, config)
+    low, high = theirs.compute_result().ci
+    # In units of the standard deviation of one observation, time is their number.
+    bound = TwoSidedNormal(normal_rho(500, 0.05)).bound(np.array(2000.0), 0.05)
+    assert (high - low) / 2 == pytest.approx(float(bound) / 2000 * math.sqrt(theirs.variance * 2000), rel=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1])
+def a_bound_without_an_alpha_is_refused(alpha: float) -> None:
+    for mixture, _, _ in MIXTURES:
+        with pytest.raises(ValueError, match="alpha"):
+            mixture.bound(np.array([1.0]), alpha)
 
 
 @pytest.mark.parametrize(("v_opt", "alpha"), [(0, 0.05), (10, 0), (10, 1.0)])

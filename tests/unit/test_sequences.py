@@ -132,6 +132,36 @@ def the_first_of_each_is_the_first() -> None:
     assert len(first_of_each(np.array([]))) == 0
 
 
+def the_order_and_number_of_later_votes_change_nothing() -> None:
+    generator = np.random.default_rng(11)
+    units, values = generator.integers(0, 30, 600), generator.random(600)
+    chosen = first_of_each(units)
+    tail = generator.permutation(np.arange(chosen.max() + 1, 600))
+    shuffled = np.concatenate([np.arange(chosen.max() + 1), tail])
+    kept = np.union1d(chosen, generator.choice(600, 100))
+    for order in (shuffled, kept):
+        assert np.array_equal(values[order][first_of_each(units[order])], values[chosen])
+
+
+def the_interval_shrinks_as_votes_come() -> None:
+    generator = np.random.default_rng(13)
+    is_candidate = generator.random(4000) < 0.3
+    propensity = np.where(is_candidate, 0.3, 0.7)
+    sequence = difference_sequence(is_candidate, propensity, generator.random(4000), 0.05, 0.3)
+    width = sequence.radius[[99, 399, 3999]] / sequence.count[[99, 399, 3999]]
+    assert width[0] > 1.5 * width[1] > 3 * width[2]
+
+
+def the_evidence_of_a_much_worse_candidate_is_a_number_at_every_vote() -> None:
+    """With a tenth of the units in the candidate, the usual formula of the evidence of "better" has no logarithm."""
+    generator = np.random.default_rng(14)
+    is_candidate = generator.random(4000) < 0.1
+    values = (generator.random(4000) < np.where(is_candidate, 0.1, 0.95)).astype(float)
+    sequence = difference_sequence(is_candidate, np.where(is_candidate, 0.1, 0.9), values, 0.05, 0.1)
+    assert np.all(sequence.log_evidence() < 1)
+    assert sequence.log_evidence(better=False)[-1] > 100
+
+
 @pytest.mark.parametrize(
     ("propensity", "values", "least"),
     [([0.5], [1.2], None), ([0.4], [0.5], 0.5), ([1.2], [0.5], None), ([0.5, 0.5], [0.5], None), ([0.0], [0.5], None)],
