@@ -161,8 +161,8 @@ def a_client_that_leaves_in_mid_stream_frees_the_engine(platform: Platform) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 def a_client_that_leaves_during_the_prefill_frees_the_engine(platform: Platform, stream: bool) -> None:
-    words = f"{stream} word " * 400
-    long = {"max_tokens": 900, "ignore_eos": True, "messages": [{"role": "user", "content": words}]}
+    words = f"{stream} word " * 280
+    long = {"max_tokens": 400, "ignore_eos": True, "messages": [{"role": "user", "content": words}]}
     body = {**ASK, **long, "stream": stream, "user": f"left-{stream}"}
     with socket.create_connection(("127.0.0.1", platform.settings.port), timeout=30) as connection:
         sent = json.dumps(body).encode()
