@@ -72,9 +72,13 @@ def install_torch(python):
 def check_imports(python):
     """Import what breaks first when versions do not match, and say what is at fault."""
     say("checking that the parts fit")
-    # vllm._C holds the CPU kernels; it needs libnuma from the operating system.
+    # vLLM has kernels for several kinds of CPU, picks those that fit, and only warns when they can't be loaded; they
+    # need libnuma from the operating system.
     program = (
-        "import torch, transformers, trl, vllm, ray, kafka, psycopg, flywheel.cli, vllm._C; print(torch.__version__)"
+        "import torch, transformers, trl, vllm, ray, kafka, psycopg, flywheel.cli\n"
+        "from vllm.platforms import current_platform\n"
+        "current_platform.import_kernels()\n"
+        "assert hasattr(torch.ops._C, 'rms_norm'), 'vLLM found no kernels for this CPU'\n"
     )
     result = subprocess.run([str(python), "-c", program], capture_output=True, text=True)
     if result.returncode == 0:
@@ -82,8 +86,10 @@ def check_imports(python):
     last = (result.stderr.strip().splitlines() or ["no output"])[-1]
     if "torchvision" in result.stderr:
         stop("a torchvision that does not match torch breaks transformers; remove it from the environment: " + last)
-    if "libnuma" in result.stderr:
+    if "libnuma" in result.stderr + result.stdout:
         stop("the system library libnuma is missing; on Debian and Ubuntu: apt-get install libnuma1")
+    if result.returncode < 0:
+        last = f"importing them ended with signal {-result.returncode}"
     stop(f"the installed packages do not fit together: {last}\n{result.stderr[-2000:]}")
 
 
