@@ -5,6 +5,7 @@ RewardError
 ├── PairsInvalid         a file of pairs can't be read, or has nothing to judge by (no retry)
 ├── RewardModelUnknown   no reward model has this id (no retry)
 └── RewardModelMismatch  the artifact was made for another base model or by another layout (no retry)
+    └── FeaturesDiffer   the features at hand are not those of the artifact (load it with its own)
 """
 
 
@@ -26,3 +27,7 @@ class RewardModelUnknown(RewardError):
 
 class RewardModelMismatch(RewardError):
     """A stored reward model does not fit the base model or this version's features."""
+
+
+class FeaturesDiffer(RewardModelMismatch):
+    """The extractor at hand has other features than the stored reward model."""

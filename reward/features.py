@@ -5,7 +5,7 @@ the speed). Guarantees: an over-long prompt loses its front, never the answer, a
 of a text do not depend on what else is in its batch, beyond rounding. Does not train the backbone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,14 @@ from reward.settings import RewardSettings
 
 Features = npt.NDArray[np.float32]
 LENGTH = "length"
+
+
+def length_features(tokens: Sequence[int], answers: Sequence[str]) -> Features:
+    """float32 [n, 4]: tokens, their square, words, their square."""
+    rows = [
+        (t, t * t, words, words * words) for t, words in zip(tokens, (len(a.split()) for a in answers), strict=True)
+    ]
+    return np.asarray(rows, np.float32).reshape(len(rows), 4)
 
 
 class FeatureExtractor:
@@ -58,8 +66,7 @@ class FeatureExtractor:
         order = sorted(range(len(encoded)), key=lambda place: len(encoded[place][0]))
         columns = max(part.stop for part in self.groups.values())
         result = np.empty((len(encoded), columns), np.float32)
-        lengths = [(tokens, len(answer.split())) for (_, tokens), answer in zip(encoded, answers, strict=True)]
-        result[:, self.groups[LENGTH]] = [[t, t * t, words, words * words] for t, words in lengths]
+        result[:, self.groups[LENGTH]] = length_features([tokens for _, tokens in encoded], answers)
         done = 0
         while done < len(order):
             batch = self._next_batch(order[done:], encoded)

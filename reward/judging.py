@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
+from scipy import special
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
 from reward.errors import PairsInvalid
 from reward.evaluation import Interval, calibration_error, clustered_mean, correct, correlation
-from reward.features import LENGTH
-from reward.pairs import PairLike, compare
+from reward.features import LENGTH, Features
+from reward.pairs import Comparisons, PairLike, compare
 from reward.scoring import RewardModel
 
 Array = npt.NDArray[np.float64]
@@ -38,13 +39,31 @@ class Slice(BaseModel):
     high: float
 
 
+class BestOf(BaseModel):
+    """The answer that the model likes best of n. kl: nats from a random one, log n − (n − 1) / n (Gao et al. 2023,
+    "Scaling laws for reward model overoptimization"). score: the model's; win_share: people's, of its votes.
+
+    peak: whether people like this n best; beyond it, what the model gains they lose.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    n: int
+    kl: float
+    score: float
+    win_share: float
+    peak: bool
+
+
 class Evaluation(BaseModel):
     """Numbers of one reward model on one set of pairs. Accuracies are shares of decided pairs.
 
     longer_wins: accuracy of the rule that the longer answer is better. calibration_error: expected, with the model's
     own temperature; best_temperature: the factor on its probabilities' log odds that would fit these pairs best (1:
     none). reliability: for bins of equal count of the favourite's probability, that probability and how often it was
-    right.
+    right. sure_accuracy, unsure_accuracy: of the half of the pairs on whose score difference the ensemble agrees more,
+    and of the other. best_of_n: the over-optimisation curve, if at least half of the prompts have two answers with
+    votes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,6 +88,10 @@ class Evaluation(BaseModel):
     by_kind: list[Slice]
     by_rater: list[Slice]
     cut_prompts: int
+    by_position: list[Slice] = []
+    sure_accuracy: float | None = None
+    unsure_accuracy: float | None = None
+    best_of_n: list[BestOf] = []
 
 
 def evaluate(model: RewardModel, pairs: Sequence[PairLike], confidence: float = 0.95) -> Evaluation:
@@ -76,7 +99,13 @@ def evaluate(model: RewardModel, pairs: Sequence[PairLike], confidence: float = 
     listed = compare([pair for pair in pairs if not pair.tie], tie_weight=0.0)
     if not len(listed.target):
         raise PairsInvalid("there is no decided pair to judge by")
-    features = model.extractor(listed.prompts, listed.answers)
+    return judge(model, pairs, listed, model.extractor(listed.prompts, listed.answers), confidence)
+
+
+def judge(
+    model: RewardModel, pairs: Sequence[PairLike], listed: Comparisons, features: Features, confidence: float
+) -> Evaluation:
+    """The same with the features [n_answers, n_features] at hand. listed: the decided ones of `pairs`."""
     scores = np.asarray(model.head(features), np.float64)
     tokens = features[:, model.extractor.groups[LENGTH].start].astype(np.float64)
     margins = scores[listed.chosen] - scores[listed.rejected]
@@ -85,6 +114,8 @@ def evaluate(model: RewardModel, pairs: Sequence[PairLike], confidence: float = 
     accuracy = clustered_mean(right, listed.group, confidence)
     gain = clustered_mean(right - right_longer, listed.group, confidence)
     sure = model.preference_scale * margins
+    agreed = model.head.disagreement(features[listed.chosen], features[listed.rejected])
+    halves = np.array_split(np.argsort(agreed), 2)
     used = [pair for pair in pairs if not pair.tie and pair.chosen != pair.rejected and pair.weight > 0]
 
     def sliced(names: Sequence[str]) -> list[Slice]:
@@ -111,7 +142,38 @@ def evaluate(model: RewardModel, pairs: Sequence[PairLike], confidence: float = 
         by_kind=sliced([str(getattr(pair, "kind", "")) for pair in used]),
         by_rater=sliced([str(getattr(pair, "rater", "")) for pair in used]),
         cut_prompts=model.extractor.truncated,
+        by_position=sliced([str(getattr(pair, "position", "")) for pair in used]),
+        sure_accuracy=float(right[halves[0]].mean()),
+        unsure_accuracy=float(right[halves[-1]].mean()) if len(halves[-1]) else None,
+        best_of_n=_best_of_n(scores, listed),
     )
+
+
+def _best_of_n(scores: Array, listed: Comparisons) -> list[BestOf]:
+    """Expected over all draws of n of a prompt's answers; prompts with fewer than the largest n are left out."""
+    won, votes = np.zeros(len(scores)), np.zeros(len(scores))
+    np.add.at(won, listed.chosen, listed.weight)
+    np.add.at(votes, listed.chosen, listed.weight)
+    np.add.at(votes, listed.rejected, listed.weight)
+    prompt = np.zeros(len(scores), np.int64)
+    prompt[listed.chosen] = prompt[listed.rejected] = listed.group
+    by_prompt = [np.flatnonzero(prompt == group) for group in np.unique(listed.group)]
+    most = int(np.median([len(answers) for answers in by_prompt]))
+    used = [answers for answers in by_prompt if len(answers) >= most]
+    found = []
+    for n in range(1, most + 1 if most >= 2 else 0):
+        picked = [_picked(scores[answers], n) for answers in used]
+        score = np.mean([chance @ scores[answers] for chance, answers in zip(picked, used, strict=True)])
+        share = np.mean([chance @ (won / votes)[answers] for chance, answers in zip(picked, used, strict=True)])
+        found.append((n, float(np.log(n) - (n - 1) / n), float(score), float(share)))
+    peak = max((share for *_, share in found), default=0.0)
+    return [BestOf(n=n, kl=kl, score=score, win_share=share, peak=share == peak) for n, kl, score, share in found]
+
+
+def _picked(scores: Array, n: int) -> Array:
+    """The chance of each answer to be the best scored of n that are drawn without replacement."""
+    below = np.argsort(np.argsort(scores))
+    return np.asarray(special.comb(below, n - 1) / special.comb(len(scores), n))
 
 
 def _length_names(longer: Array) -> list[str]:

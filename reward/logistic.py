@@ -35,14 +35,15 @@ def log_loss(margin: Array, target: Array, weight: Array) -> float:
     return float(np.average(np.logaddexp(0.0, margin) - target * margin, weights=weight))
 
 
-def fit(differences: Array, target: Array, weight: Array, penalty: float) -> Array:
+def fit(differences: Array, target: Array, weight: Array, penalty: float, offset: Array | float = 0.0) -> Array:
     """Weights [n_features] that minimise Σ weight × cross-entropy + penalty/2 × |weights|².
 
     differences: [n_pairs, n_features], chosen minus rejected; target: [n_pairs], 1 or 0.5 for a tie.
+    offset: [n_pairs], a margin that is there already.
     """
 
     def objective(beta: Array) -> tuple[float, Array]:
-        margin = differences @ beta
+        margin = differences @ beta + offset
         losses = np.logaddexp(0.0, margin) - target * margin
         gradient = differences.T @ (weight * (expit(margin) - target)) + penalty * beta
         return float(weight @ losses + penalty / 2 * beta @ beta), gradient

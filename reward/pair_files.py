@@ -2,9 +2,9 @@
 
 A row has `prompt`, `chosen` and `rejected`, each a text or a list of messages (TRL's two formats; without `prompt` the
 answers begin with the same messages, which are the prompt). Optional: `tie`, `weight`, `margin`, `rater`, `kind`,
-`source`, `id`, and `split` (`train`; `heldout`, `test`, `validation` or `dev` are held out). Without `split` a
-prompt's side is drawn from its hash. Other columns are left alone. Guarantees: no prompt is on both sides; a bad row
-is told with its number.
+`source`, `position` (where the chosen answer was shown), `id`, and `split` (`train`; `heldout`, `test`, `validation`
+or `dev` are held out). Without `split` a prompt's side is drawn from its hash. Other columns are left alone.
+Guarantees: no prompt is on both sides; a bad row is told with its number.
 """
 
 import gzip
@@ -22,7 +22,21 @@ from reward.errors import PairsInvalid
 from reward.pairs import Messages
 
 HELD_OUT = ("heldout", "held_out", "held-out", "test", "validation", "dev")
-_KNOWN = ("prompt", "chosen", "rejected", "tie", "weight", "margin", "rater", "kind", "source", "id", "split", "answer")
+_KNOWN = (
+    "prompt",
+    "chosen",
+    "rejected",
+    "tie",
+    "weight",
+    "margin",
+    "rater",
+    "kind",
+    "source",
+    "position",
+    "id",
+    "split",
+    "answer",
+)
 _BATCH = 4096
 
 
@@ -42,6 +56,7 @@ class FilePair:
     rater: str = ""
     kind: str = ""
     source: str = "human"
+    position: str = ""
 
 
 @dataclass(frozen=True)
@@ -165,6 +180,7 @@ def _pair(file: Path, number: int, row: Mapping[str, Any]) -> FilePair:
         rater=str(row.get("rater") or ""),
         kind=str(row.get("kind") or ""),
         source=str(row.get("source") or "human"),
+        position=str(row.get("position") or ""),
     )
 
 

@@ -22,6 +22,7 @@ class PairLike(Protocol):
     chosen: str
     rejected: str
     weight: float
+    margin: float | None
     tie: bool
     prompt_hash: str
 
@@ -30,9 +31,9 @@ class PairLike(Protocol):
 class Comparisons:
     """Pairs over a list of distinct (prompt, answer) texts.
 
-    prompts, answers: n_answers texts. chosen, rejected: int [n_pairs], indices into them. target: float [n_pairs],
-    1 where chosen won and 0.5 for a tie. weight: float [n_pairs]. group: int [n_pairs], the prompt's number.
-    counters: what was left out, by reason.
+    prompts, answers: n_answers texts. chosen, rejected: int [n_pairs], indices into them. target: float [n_pairs], 1
+    where chosen won and 0.5 for a tie. weight, margin: float [n_pairs]; a tie has no margin. group: int [n_pairs], the
+    prompt's number. counters: what was left out, by reason.
     """
 
     prompts: list[Messages]
@@ -41,6 +42,7 @@ class Comparisons:
     rejected: npt.NDArray[np.int64]
     target: npt.NDArray[np.float64]
     weight: npt.NDArray[np.float64]
+    margin: npt.NDArray[np.float64]
     group: npt.NDArray[np.int64]
     counters: dict[str, int] = field(default_factory=dict)
 
@@ -66,7 +68,7 @@ def compare(pairs: Sequence[PairLike], tie_weight: float) -> Comparisons:
             answers.append(text)
         return places[key]
 
-    rows: list[tuple[int, int, float, float, int]] = []
+    rows: list[tuple[int, int, float, float, float, int]] = []
     for pair in pairs:
         counters["ties"] += pair.tie
         weight = pair.weight * (tie_weight if pair.tie else 1.0)
@@ -79,8 +81,9 @@ def compare(pairs: Sequence[PairLike], tie_weight: float) -> Comparisons:
         else:
             group = groups.setdefault(pair.prompt_hash, len(groups))
             target = 0.5 if pair.tie else 1.0
-            rows.append((place(pair, pair.chosen), place(pair, pair.rejected), target, weight, group))
-    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in range(5)]
+            margin = 0.0 if pair.tie else float(pair.margin or 0.0)
+            rows.append((place(pair, pair.chosen), place(pair, pair.rejected), target, weight, margin, group))
+    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in range(6)]
     return Comparisons(
         prompts,
         answers,
@@ -88,6 +91,7 @@ def compare(pairs: Sequence[PairLike], tie_weight: float) -> Comparisons:
         np.asarray(columns[1], np.int64),
         np.asarray(columns[2], np.float64),
         np.asarray(columns[3], np.float64),
-        np.asarray(columns[4], np.int64),
+        np.asarray(columns[4], np.float64),
+        np.asarray(columns[5], np.int64),
         counters,
     )
