@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -130,6 +131,44 @@ def bench_report(
         typer.echo(json.dumps(report))
     else:
         print_fields("Report of an experiment", report)
+
+
+@bench_app.command("reward")
+def bench_reward(
+    context: typer.Context,
+    pairs: Annotated[Path | None, typer.Option(help="A file of pairs; made ones when absent.")] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Updates of a training; the first is not timed.")] = 6,
+    pairs_per_step: Annotated[int, typer.Option(min=1, help="Pairs of one update.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Trainings of each; their medians are shown.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Training of a reward model beside TRL's RewardTrainer: same weights, same pairs, same batches, one run."""
+    from flywheel.bench_reward import run
+    from flywheel.model import prepare_base_model
+    from flywheel.terminal import print_fields
+
+    settings = settings_of(context)
+    mode = "full" if settings.reward.mode == "full" else "lora"
+    reward = settings.reward.model_copy(update={"mode": mode})
+    report = _measured(
+        lambda say: run(
+            prepare_base_model(settings, say),
+            reward,
+            pairs=pairs,
+            steps=steps,
+            pairs_per_step=pairs_per_step,
+            rounds=rounds,
+            say=say,
+        )
+    )
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    sides = report.pop("sides")
+    print_rows(
+        "Training a reward model", [{"trainer": name, **figures} for name, figures in sides.items()], as_json=False
+    )
+    print_fields("Ours over TRL's", report)
 
 
 def _measured(work: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:

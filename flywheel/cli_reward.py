@@ -10,8 +10,11 @@ from flywheel.cli_parts import Json, connect_to, print_rows, settings_of
 
 if TYPE_CHECKING:
     from flywheel.settings import Settings
+    from reward.errors import RewardModelUnknown
+    from reward.settings import RewardSettings
     from reward.training import SnapshotLike
 
+MODES = ("lora", "full", "frozen")
 reward_app = typer.Typer(help="Reward models: train, judge, score.", no_args_is_help=True)
 Model = Annotated[
     str, typer.Option(help="A directory, or an id as `reward list` shows it; the one in use when absent.")
@@ -32,15 +35,23 @@ def train(
         Path | None, typer.Option(help="JSON Lines (also .gz) or Parquet with prompt, chosen, rejected.")
     ] = None,
     snapshot: Annotated[Path | None, typer.Option(help="A snapshot's directory.")] = None,
+    dataset: Annotated[str, typer.Option(help="A name that Hugging Face `datasets` can load, or a folder.")] = "",
+    mode: Annotated[
+        str, typer.Option(help="lora, full, or frozen: a head on the base as it is, in minutes on a laptop.")
+    ] = "lora",
+    seed: Annotated[int | None, typer.Option(help="Of everything that is drawn.")] = None,
     length_control: Annotated[bool, typer.Option(help="Take away what scores owe to length.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write the report with its plots to this HTML file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a reward model on frozen features of the base model; judge it on the held-out side."""
+    """Train a reward model; judge it on the held-out side. A training that was killed goes on where it was."""
     from flywheel.terminal import print_fields
     from reward.training import train_reward_model
 
-    if (pairs is None) == (snapshot is None):
-        raise typer.BadParameter("give --pairs or --snapshot")
+    if [pairs is None, snapshot is None, not dataset].count(False) != 1:
+        raise typer.BadParameter("give one of --pairs, --snapshot and --dataset")
+    if mode not in MODES:
+        raise typer.BadParameter(f"modes are {', '.join(MODES)}", param_hint="--mode")
     if out.exists():
         raise typer.BadParameter(f"{out} is there already", param_hint="--out")
     settings = settings_of(context)
@@ -49,20 +60,29 @@ def train(
         from reward.pair_files import read_pairs
 
         data = read_pairs(pairs, settings.rounds.controller.heldout_share)
+    elif dataset:
+        from reward.pair_files import read_dataset
+
+        data = read_dataset(dataset, settings.rounds.controller.heldout_share)
     else:
         from feedback.snapshots import read_snapshot
 
         assert snapshot is not None
         data = read_snapshot(snapshot)
-    reward = settings.reward.model_copy(update={"length_control": True}) if length_control else settings.reward
+    reward = _chosen(settings.reward, mode, seed, length_control=length_control)
     base = _base_model(settings)
     with _Progress() as progress:
         report = train_reward_model(data, base, out.absolute(), reward, None, progress)
+    if page is not None:
+        from flywheel.reward_page import write_page
+
+        write_page(report.model_dump(mode="json"), page)
     if as_json:
         typer.echo(report.model_dump_json())
         return
-    shown = report.model_dump(mode="json", exclude={"group_gains", "counters"})
+    shown = report.model_dump(mode="json", exclude={"group_gains", "counters", "evaluation", "tricks"})
     print_fields(f"Reward model {out}", {name: value for name, value in shown.items() if value is not None})
+    print_rows("What the cheapest tricks earn", [_rounded(row.model_dump()) for row in report.tricks], as_json=False)
 
 
 @reward_app.command("evaluate")
@@ -81,7 +101,9 @@ def evaluate(context: typer.Context, pairs: Pairs, model: Model = "", as_json: J
         typer.echo(found.model_dump_json())
         return
     told = found.model_dump(mode="json")
-    slices = {name: told.pop(name) for name in ("by_length_difference", "by_kind", "by_rater")}
+    slices = {
+        name: told.pop(name) for name in ("by_length_difference", "by_kind", "by_position", "by_rater", "best_of_n")
+    }
     reliability = told.pop("reliability")
     print_fields(f"{found.reward_model_id} on {pairs}", told)
     for name, rows in slices.items():
@@ -110,10 +132,12 @@ def score(
 
 @reward_app.command("list")
 def list_(context: typer.Context, as_json: Json = False) -> None:
-    """All reward models that rounds trained, oldest first; the newest released one is in use."""
+    """All reward models that rounds trained, oldest first; which one is in use; what a person promoted."""
     with connect_to(context) as connection:
         rows = connection.execute(
-            "select reward_model_id, released, snapshot_id, (report ->> 'held_out_accuracy')::float8 as accuracy, "
+            "select reward_model_id, released, promoted_reason, "
+            "reward_model_id = (select reward_model_id from reward_model_in_use) as in_use, snapshot_id, "
+            "(report ->> 'held_out_accuracy')::float8 as accuracy, "
             "(report ->> 'length_only_accuracy')::float8 as length_only, created_at "
             "from reward_models order by created_at"
         ).fetchall()
@@ -121,30 +145,81 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
 
 
 @reward_app.command("show")
-def show(context: typer.Context, reward_model_id: Annotated[str, typer.Argument()], as_json: Json = False) -> None:
+def show(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A directory, or an id as `reward list` shows it.")],
+    page: Annotated[Path | None, typer.Option(help="Write the report with its plots to this HTML file.")] = None,
+    as_json: Json = False,
+) -> None:
     """One reward model: its report on held-out votes."""
     from flywheel.terminal import print_fields
 
-    row = _row(context, reward_model_id)
+    if Path(model).is_dir():
+        from storage.artifacts import read_manifest
+
+        manifest = read_manifest(Path(model))
+        row = {"reward_model_id": manifest.get("reward_model_id"), "path": model, "report": manifest.get("report", {})}
+    else:
+        row = _row(context, model)
+    if page is not None:
+        from flywheel.reward_page import write_page
+
+        write_page(row["report"], page)
     if as_json:
         typer.echo(json.dumps(row, default=str))
     else:
-        print_fields(reward_model_id, {"path": row["path"], "released": row["released"], **row["report"]})
+        print_fields(model, {"path": row["path"], "released": row.get("released"), **row["report"]})
+
+
+@reward_app.command("promote")
+def promote(
+    context: typer.Context,
+    reward_model_id: Annotated[str, typer.Argument(help="As `reward list` shows it.")],
+    reason: Annotated[str, typer.Option(help="Why; it is kept.")],
+) -> None:
+    """Put a reward model in use for the rounds to come, whatever the gate said; a later release takes over."""
+    if not reason.strip():
+        raise typer.BadParameter("say why", param_hint="--reason")
+    with connect_to(context) as connection:
+        changed = connection.execute(
+            "update reward_models set promoted_at = now(), promoted_reason = %s where reward_model_id = %s",
+            (reason.strip(), reward_model_id),
+        ).rowcount
+    if not changed:
+        raise _unknown(reward_model_id)
+    typer.echo(f"{reward_model_id} is in use")
 
 
 def _row(context: typer.Context, reward_model_id: str) -> dict[str, Any]:
     with connect_to(context) as connection:
-        row = connection.execute(
-            "select * from reward_models where reward_model_id = %s or (%s = '' and released) "
-            "order by created_at desc limit 1",
-            (reward_model_id, reward_model_id),
-        ).fetchone()
+        if reward_model_id:
+            row = connection.execute(
+                "select * from reward_models where reward_model_id = %s", (reward_model_id,)
+            ).fetchone()
+        else:
+            row = connection.execute("select * from reward_model_in_use").fetchone()
     if row is None:
-        from reward.errors import RewardModelUnknown
-
-        told = f"no reward model is called {reward_model_id}" if reward_model_id else "no reward model is released yet"
-        raise RewardModelUnknown(f"{told}; `flywheel reward list` shows them")
+        raise _unknown(reward_model_id)
     return row
+
+
+def _unknown(reward_model_id: str) -> "RewardModelUnknown":
+    from reward.errors import RewardModelUnknown
+
+    told = f"no reward model is called {reward_model_id}" if reward_model_id else "no reward model is released yet"
+    return RewardModelUnknown(f"{told}; `flywheel reward list` shows them")
+
+
+def _chosen(settings: "RewardSettings", mode: str, seed: int | None, *, length_control: bool) -> "RewardSettings":
+    """The settings with what the command line says."""
+    from reward.settings import RewardSettings
+
+    told = settings.model_dump() | {"mode": mode}
+    if length_control:
+        told["length_control"] = True
+    if seed is not None:
+        told["tuning"] |= {"seed": seed}
+    return RewardSettings.model_validate(told)
 
 
 def _model_path(context: typer.Context, model: str) -> Path:

@@ -75,19 +75,55 @@ class PairSet:
 
 def read_pairs(file: Path, heldout_share: float = 0.25) -> PairSet:
     """Read it whole. heldout_share: of the prompts, where the file has no `split`. Raises PairsInvalid."""
-    sides: dict[str, list[FilePair]] = {"train": [], "heldout": []}
-    of_prompt: dict[str, str] = {}
-    for number, row in _rows(file):
-        pair = _pair(file, number, row)
-        side = _side(file, number, row, pair.prompt_hash, heldout_share)
-        if of_prompt.setdefault(pair.prompt_hash, side) != side:
-            raise PairsInvalid(f"{file}, row {number}: its prompt is on the other side of the split already")
-        sides[side].append(pair)
-    if not of_prompt:
-        raise PairsInvalid(f"{file}: there are no pairs; a row needs prompt, chosen and rejected")
+    sides = _sides(str(file), _rows(file), heldout_share)
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return PairSet(f"file-{digest[:16]}", sides["train"], sides["heldout"])
+    return PairSet(f"file-{digest[:16]}", *sides)
+
+
+def read_dataset(name: str, heldout_share: float = 0.25) -> PairSet:
+    """A dataset that Hugging Face `datasets` can load: a name on its hub, or a folder. Raises PairsInvalid.
+
+    A split called `train` is for training when there are others, which are held out; a single one is split as a file
+    is.
+    """
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(name)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise PairsInvalid(f"dataset {name}: it can't be loaded: {error}") from error
+
+    content = hashlib.sha256()
+
+    def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
+        number = 0
+        for split, table in loaded.items():
+            side = {} if len(loaded) == 1 else {"split": "train" if split == "train" else "heldout"}
+            for row in table:
+                number += 1
+                content.update(json.dumps([split, row], sort_keys=True, default=str).encode())
+                yield number, {**row, **side}
+
+    sides = _sides(f"dataset {name}", rows(), heldout_share)
+    return PairSet(f"dataset-{content.hexdigest()[:16]}", *sides)
+
+
+def _sides(
+    source: str, rows: Iterator[tuple[int, Mapping[str, Any]]], heldout_share: float
+) -> tuple[list[FilePair], list[FilePair]]:
+    """(train, held out)."""
+    sides: dict[str, list[FilePair]] = {"train": [], "heldout": []}
+    of_prompt: dict[str, str] = {}
+    for number, row in rows:
+        pair = _pair(source, number, row)
+        side = _side(source, number, row, pair.prompt_hash, heldout_share)
+        if of_prompt.setdefault(pair.prompt_hash, side) != side:
+            raise PairsInvalid(f"{source}, row {number}: its prompt is on the other side of the split already")
+        sides[side].append(pair)
+    if not of_prompt:
+        raise PairsInvalid(f"{source}: there are no pairs; a row needs prompt, chosen and rejected")
+    return sides["train"], sides["heldout"]
 
 
 @dataclass(frozen=True)
@@ -157,7 +193,7 @@ def _json_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             yield number, row
 
 
-def _pair(file: Path, number: int, row: Mapping[str, Any]) -> FilePair:
+def _pair(file: str, number: int, row: Mapping[str, Any]) -> FilePair:
     where = f"{file}, row {number}"
     chosen, rejected = (_messages(where, row, name, "assistant") for name in ("chosen", "rejected"))
     if row.get("prompt") is not None:
@@ -225,7 +261,7 @@ def _flag(where: str, row: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _side(file: Path, number: int, row: Mapping[str, Any], hashed: str, heldout_share: float) -> str:
+def _side(file: str, number: int, row: Mapping[str, Any], hashed: str, heldout_share: float) -> str:
     given = row.get("split")
     if given is None:
         return side_of(hashed, heldout_share)

@@ -300,35 +300,43 @@ def _losses(scores: torch.Tensor, pairs: _StripPairs, device: torch.device) -> t
     )
 
 
-def arguments(scratch: Path, settings: RewardSettings, *, evaluates: bool) -> TrainingArguments:
-    """The Trainer's arguments for these settings."""
+def arguments(
+    scratch: Path,
+    settings: RewardSettings,
+    *,
+    evaluates: bool,
+    kind: type[TrainingArguments] = TrainingArguments,
+    **more: Any,
+) -> Any:
+    """The Trainer's arguments for these settings, of a `kind` of its own if need be, with `more` of them."""
     tuning = settings.tuning
     gpu = torch.cuda.is_available()
-    return TrainingArguments(
-        output_dir=str(scratch),
-        use_cpu=not gpu,
-        bf16=settings.mode == "full" and compute_dtype(settings.precision) == torch.bfloat16,
-        seed=tuning.seed,
-        num_train_epochs=tuning.epochs,
-        per_device_train_batch_size=tuning.prompts_per_step,
-        learning_rate=tuning.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=tuning.warmup_share,
-        weight_decay=tuning.weight_decay,
-        max_grad_norm=tuning.max_grad_norm,
-        eval_strategy="steps" if evaluates else "no",
-        eval_steps=tuning.checkpoint_steps,
-        save_steps=tuning.checkpoint_steps,
-        save_total_limit=2,
-        load_best_model_at_end=evaluates,
-        metric_for_best_model="eval_loss" if evaluates else None,
-        greater_is_better=False if evaluates else None,
-        logging_steps=1,
-        report_to=list(tuning.report_to) or "none",
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-        disable_tqdm=True,
-    )
+    told: dict[str, Any] = {
+        "output_dir": str(scratch),
+        "use_cpu": not gpu,
+        "bf16": settings.mode == "full" and compute_dtype(settings.precision) == torch.bfloat16,
+        "seed": tuning.seed,
+        "num_train_epochs": tuning.epochs,
+        "per_device_train_batch_size": tuning.prompts_per_step,
+        "learning_rate": tuning.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": tuning.warmup_share,
+        "weight_decay": tuning.weight_decay,
+        "max_grad_norm": tuning.max_grad_norm,
+        "eval_strategy": "steps" if evaluates else "no",
+        "eval_steps": tuning.checkpoint_steps,
+        "save_steps": tuning.checkpoint_steps,
+        "save_total_limit": 2,
+        "load_best_model_at_end": evaluates,
+        "metric_for_best_model": "eval_loss" if evaluates else None,
+        "greater_is_better": False if evaluates else None,
+        "logging_steps": 1,
+        "report_to": list(tuning.report_to) or "none",
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+        "disable_tqdm": True,
+    }
+    return kind(**(told | more))
 
 
 def _same_run(scratch: Path, run_id: str, settings: RewardSettings) -> None:

@@ -331,7 +331,7 @@ def _adapter_path(checkpoint: registry.Checkpoint) -> str | None:
 
 
 def _released_reward_model(connection: Connection) -> dict[str, Any] | None:
-    return connection.execute("select * from reward_models where released order by created_at desc limit 1").fetchone()
+    return connection.execute("select * from reward_model_in_use").fetchone()
 
 
 def _progress_file(bench: Workbench, round_: Round) -> Path:

@@ -5,12 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from reward.errors import PairsInvalid
-from reward.pair_files import read_answers, read_pairs
+from reward.pair_files import read_answers, read_dataset, read_pairs
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 ROW: dict[str, Any] = {"prompt": "Why?", "chosen": "Because.", "rejected": "No idea."}
@@ -56,6 +57,20 @@ def the_split_of_the_file_is_kept(tmp_path: Path) -> None:
     found = read_pairs(write(tmp_path, rows))
     assert [pair.prompt[0]["content"] for pair in found.train] == ["train"]
     assert len(found.heldout) == 4
+
+
+def a_dataset_s_splits_are_its_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    write(folder, [{**ROW, "prompt": "one"}, {**ROW, "prompt": "two"}], "train.jsonl")
+    write(folder, [{**ROW, "prompt": "three"}], "test.jsonl")
+    found = read_dataset(str(folder))
+    assert [pair.prompt[0]["content"] for pair in found.train] == ["one", "two"]
+    assert [pair.prompt[0]["content"] for pair in found.heldout] == ["three"]
+    assert found.snapshot_id == read_dataset(str(folder)).snapshot_id
+    with pytest.raises(PairsInvalid, match="can't be loaded"):
+        read_dataset(str(tmp_path / "nowhere"))
 
 
 def a_number_or_a_truth_value_is_an_answer(tmp_path: Path) -> None:

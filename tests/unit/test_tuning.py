@@ -1,5 +1,6 @@
 """Laws of fine-tuned reward models, on a random tiny model: strips, the step, resume, artifacts."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flywheel.bench_reward import Work, made_pairs, train_once
+from flywheel.reward_page import write_page
 from reward.pairs import compare
 from reward.scoring import RewardModel
 from reward.settings import RewardSettings, TuningSettings
@@ -20,6 +23,7 @@ from tests.helpers.tiny_model import build_tiny_model
 
 TUNING = TuningSettings(epochs=6, learning_rate=5e-3, checkpoint_steps=5, prompts_per_step=4, validation_share=0.2)
 SETTINGS = RewardSettings(mode="lora", tuning=TUNING, precision="float32", trick_answers=3)
+WHOLE = SETTINGS.model_copy(update={"max_length": 4096})
 
 
 def shorter(first: str, second: str) -> bool:
@@ -175,3 +179,23 @@ def a_fine_tuned_model_is_compared_with_a_frozen_one_before_it(tiny: Path, train
     assert report.linear_accuracy is not None
     assert report.evaluation is not None
     assert report.evaluation.accuracy == pytest.approx(report.held_out_accuracy)
+
+
+def a_report_s_page_shows_its_plots_and_loads_nothing(trained: Path, tmp_path: Path) -> None:
+    report = read_manifest(trained)["report"]
+    write_page(report, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("<svg") >= 3
+    assert "flattery" in page
+    assert "<script" not in page
+    assert not re.findall(r"(?:src|href)=[\"']http", page)
+
+
+def the_bench_shows_both_trainers_the_same_pairs(tiny: Path) -> None:
+    heldout = made_pairs(10, seed=2)
+    work = Work(tiny, WHOLE, made_pairs(12, seed=1), heldout, steps=3, pairs_per_step=4)
+    trl, ours = (train_once(name, work, judged=True) for name in ("trl", "flywheel"))
+    assert ours["losses"] == pytest.approx(trl["losses"], abs=1e-3)
+    assert ours["pair_tokens"] == trl["pair_tokens"]
+    assert ours["computed_tokens_per_pair"] < 0.75 * trl["computed_tokens_per_pair"]
+    assert ours["accuracy"] == trl["accuracy"]
